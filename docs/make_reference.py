@@ -63,9 +63,11 @@ knows the values of variables. In a copy of the script, put `tailrace import-con
 get. Or put `printf '%s\\n'` there, save the printed list, and import that file.
 
 The experiment goes to standard output, or with `-o` to a file. Standard error gets a line for every
-setting that is not mapped, missing or not valid, and for every setting without effect in its own system.
-Where the defaults of the system differ from ours, the experiment has them, and a comment at its top names
-these keys. With `--strict` the exit code is 2 if anything is not mapped, missing or not valid.
+setting that is not mapped, missing or not valid, and for settings that mean something else here. Harmless
+settings are counted; `--all` lists them. The last line says whether the experiment runs, or what it
+needs. Where the defaults of the system differ from ours, the experiment has them, and a comment at its top
+names these keys. The exit code is 2 if a value is not valid, and with `--strict` if anything is left. A file
+that exists is replaced only by `--overwrite`, or after a question at a terminal.
 
 In the tables `*` stands for any name.
 """

@@ -20,7 +20,8 @@ from tailrace.config import Endpoints, RunConfig
 from tailrace.runtime import Service
 from tailrace_protos import subjects
 from tailrace_protos.base import as_int32, pack_float32, pack_int32
-from tailrace_protos.control import Lease, LeaseReply, LeaseRequest
+from tailrace_protos.control import LeaseReply, LeaseRequest
+from tailrace_protos.episode import Lease
 from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk, TokenSpan
 
 _WAIT = re.compile(r"@([0-9.]+)@")

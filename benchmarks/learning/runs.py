@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.learning.recipes import ROOT, Recipe
 from benchmarks.results import Cell, commit_of, machine
 
+_MAX_OTHERS = 0.1
 _SAMPLED, _GREEDY = "eval/success_rate", "eval/greedy/success_rate"
 
 Curve = tuple[tuple[int, float], ...]  # (optimizer step, success)
@@ -33,6 +38,12 @@ class Outcome:
     cpu: Cell
     commit: str = ""  # of the code
     settings: str = ""  # `Recipe.settings`
+    others: float = 0.0  # share of the machine's processor time that other work took meanwhile
+
+    @property
+    def had_machine(self) -> bool:
+        """Hardly any other work ran beside it, so its seconds say something."""
+        return self.others < _MAX_OTHERS
 
     @property
     def end(self) -> float:
@@ -58,6 +69,7 @@ class Outcome:
             "cpu": self.cpu,
             "commit": self.commit,
             "settings": self.settings,
+            "others": round(self.others, 3),
         }
 
     @classmethod
@@ -76,7 +88,28 @@ class Outcome:
             cells["cpu"],
             cells.get("commit", ""),
             cells.get("settings", ""),
+            cells.get("others", 0.0),
         )
+
+
+class NoCheckpointError(FileNotFoundError):
+    """A recipe begins with the checkpoint of another one that was not run. Attribute: `recipe`."""
+
+    def __init__(self, recipe: str, seed: int) -> None:
+        super().__init__(
+            f"no checkpoint of {recipe} with seed {seed}: run it first "
+            f"(bench_learning --only {recipe} --seeds {seed} --again)"
+        )
+        self.recipe = recipe
+
+
+def last_checkpoint(output_dir: Path, recipe: str, seed: int) -> Path:
+    """Newest checkpoint of a recipe's run; raises `NoCheckpointError`."""
+    found = (output_dir / f"{recipe}_{seed}" / "checkpoints").glob("step_*")
+    numbered = {int(path.name.removeprefix("step_")): path for path in found}
+    if not numbered:
+        raise NoCheckpointError(recipe, seed)
+    return numbered[max(numbered)]
 
 
 def _text_of(curve: Curve) -> str:
@@ -89,11 +122,17 @@ def _curve_of(text: str) -> Curve:
 
 
 def run(recipe: Recipe, seed: int, output_dir: Path) -> Outcome:
-    """Train with this seed; raises `CalledProcessError` when the run fails."""
+    """Train with this seed; raises `CalledProcessError` when the run fails, `NoCheckpointError` if the
+    run that it begins with left nothing."""
     name, commit = f"{recipe.name}_{seed}", commit_of(ROOT)
     argv = [sys.executable, "-m", "tailrace_cli", "train", recipe.experiment, "--overwrite"]
     argv += [f"exp_name={name}", f"seed={seed}", f"output_dir={output_dir}", *recipe.overrides]
+    if recipe.begins_with:
+        argv.append(f"pretrain={last_checkpoint(output_dir, recipe.begins_with, seed)}")
+    busy_s, own_s, begun_s = _machine_busy_s(), _children_s(), time.monotonic()
     subprocess.run(argv, cwd=ROOT, stdout=sys.stderr, check=True)
+    own_s, took_s = _children_s() - own_s, time.monotonic() - begun_s
+    others = max(_machine_busy_s() - busy_s - own_s, 0.0) / (took_s * psutil.cpu_count())
     lines = (output_dir / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     evaluated = [row for row in rows if row.get(_SAMPLED) is not None]
@@ -111,4 +150,17 @@ def run(recipe: Recipe, seed: int, output_dir: Path) -> Outcome:
         machine()["cpu"],
         commit,
         recipe.settings,
+        others,
     )
+
+
+def _machine_busy_s() -> float:
+    """Processor seconds that all processes have taken since the machine started."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)
+
+
+def _children_s() -> float:
+    """Processor seconds of our ended children and theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -5,7 +5,9 @@ import enum
 import msgspec
 
 from tailrace_protos.base import Message
+from tailrace_protos.episode import Lease
 from tailrace_protos.event import RunFailed
+from tailrace_protos.subjects import Phase
 
 
 class ServerState(enum.StrEnum):
@@ -17,7 +19,10 @@ class ServerState(enum.StrEnum):
 
 
 class ServerStatus(Message, frozen=True, tag="server_status"):
-    """Registry entry of an inference server, renewed at each heartbeat."""
+    """Registry entry of an inference server, renewed at each heartbeat.
+
+    Counters start at 0 with the process; two heartbeats give the rates between them.
+    """
 
     server_id: str
     state: ServerState
@@ -35,6 +40,14 @@ class ServerStatus(Message, frozen=True, tag="server_status"):
     heartbeat_unix_s: float
     zmq_public_key: str = ""  # CURVE key, when the cluster is more than one host
     incarnation: str = ""  # new at each start of its process
+    used_tokens: int = 0  # KV cache of running requests
+    cached_tokens: int = 0  # KV cache of kept prefixes; evictable
+    host_capacity_tokens: int = 0  # KV cache in host memory, for evicted prefixes; 0: none
+    num_steps: int = 0
+    step_s: float = 0.0  # time in these steps
+    num_generated_tokens: int = 0
+    num_preemptions: int = 0
+    num_recomputed_tokens: int = 0  # after an eviction or preemption, not after a weight update
 
 
 def source_of(server_id: str, incarnation: str) -> str:
@@ -58,35 +71,38 @@ class DrainRequest(Message, frozen=True, tag="drain_request"):
     incarnation: str = ""
 
 
+class ProbeRequest(Message, frozen=True, tag="probe_request"):
+    """Asks an inference server to sample one token; it answers with its `ServerStatus`, or an error."""
+
+
 class LeaseRequest(Message, frozen=True, tag="lease_request"):
     """Request for servers for these episodes.
 
-    After a failure, `failed_server_id` names the server to avoid if possible; only `LeaseReport` counts
-    failures against a server.
+    A worker asks when an episode has no server, when its server failed or refused it, and after a tool
+    call longer than `Lease.ask_after_s`. After a failure, `failed_server_id` names the server to avoid
+    if possible; only `LeaseReport` counts failures against a server.
     """
 
     worker_id: str
     episode_ids: tuple[str, ...]
-    predicted_tokens: tuple[int, ...]  # remaining tokens per episode, same order
+    context_tokens: tuple[int, ...]  # of the next prompt per episode, same order; 0: unknown
     failed_server_id: str = ""
 
 
-class Lease(msgspec.Struct, frozen=True):
-    """One episode's server, valid until the episode ends or the server fails."""
-
-    episode_id: str
-    server_id: str
-    nats_subject: str
-    zmq_endpoint: str
-    zmq_public_key: str = ""
-    incarnation: str = ""
-
-
 class LeaseReply(Message, frozen=True, tag="lease_reply"):
-    """Leases in the order of the request; empty with `retry_after_s` while no server is healthy."""
+    """Leases for episodes of the request; the others wait for room: ask again after `retry_after_s`."""
 
     leases: tuple[Lease, ...]
     retry_after_s: float = 0.0
+
+
+class EpisodeState(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Newest state of an episode at the worker that plays it."""
+
+    episode_id: str
+    server_id: str
+    context_tokens: int  # prompt of the running turn, or all tokens after a turn
+    is_waiting: bool  # for a tool, an environment or a reward: nothing decodes
 
 
 class LeaseReport(Message, frozen=True, tag="lease_report"):
@@ -96,6 +112,20 @@ class LeaseReport(Message, frozen=True, tag="lease_report"):
     released: tuple[str, ...] = ()  # episode ids
     failures: dict[str, int] = msgspec.field(default_factory=dict)  # server id -> failed calls
     successes: dict[str, int] = msgspec.field(default_factory=dict)  # server id -> completed calls
+    states: tuple[EpisodeState, ...] = ()  # that changed; all of them after `SchedulerBegan`
+
+
+class SchedulerBegan(Message, frozen=True, tag="scheduler_began"):
+    """A scheduler has taken over the run: workers tell the states of all their episodes again."""
+
+    instance_id: str
+
+
+class EpisodesStopped(Message, frozen=True, tag="episodes_stopped"):
+    """Episodes that the scheduler has settled; a worker that plays one stops it at once."""
+
+    episode_ids: tuple[str, ...]
+    reason: str = ""
 
 
 class AgentActivity(Message, frozen=True, tag="agent_activity"):
@@ -108,6 +138,8 @@ class AgentActivity(Message, frozen=True, tag="agent_activity"):
     num_settling: int  # journal and trajectory writes
     unix_s: float
     waiting_groups: tuple[str, ...] = ()  # with an episode that no agent outside has leased yet
+    context_limit: int = 0  # tokens of the longest episode that it plays; 0: it plays none
+    max_episodes: dict[Phase, int] = msgspec.field(default_factory=dict)  # that it plays at once
 
 
 class RunStatus(Message, frozen=True, tag="run_status"):
@@ -135,3 +167,5 @@ class RunStatus(Message, frozen=True, tag="run_status"):
     progress_unix_s: float = 0.0  # of the newest valid episode, step or evaluation
     failed: RunFailed | None = None  # with phase `failed`
     eval_greedy_success_rate: float | None = None  # at temperature 0; null without `eval_greedy`
+    warm_start_step: int = 0  # of `warm_start_num_steps`; 0 before the first
+    warm_start_num_steps: int = 0

@@ -11,6 +11,14 @@ from tailrace_protos.subjects import Phase
 OVER_BUDGET = "over_budget"  # metric, 1 for an episode that was cut off by one of its limits
 
 
+class StageSeconds(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Seconds of an episode's stages, summed over its calls; parallel calls all count."""
+
+    prefill_s: float | None = None  # from request to first token: lease, wait in the server, prompt
+    decode_s: float | None = None  # from first to last token; None: another process made the calls
+    reward_s: float = 0.0
+
+
 class Outcome(enum.StrEnum):
     """End of an episode. Only the first two carry a reward that training may use."""
 
@@ -41,6 +49,18 @@ class EnvTask(msgspec.Struct, frozen=True, omit_defaults=True):
     evaluation: str = ""
 
 
+class Lease(msgspec.Struct, frozen=True):
+    """One episode's server, valid until the episode ends or the server fails."""
+
+    episode_id: str
+    server_id: str
+    nats_subject: str
+    zmq_endpoint: str
+    zmq_public_key: str = ""
+    incarnation: str = ""
+    ask_after_s: float = 0.0  # a turn after a tool call longer than this asks for its server; 0: none
+
+
 class EpisodeTask(Message, frozen=True, tag="episode_task"):
     """One episode on the work queue."""
 
@@ -52,6 +72,7 @@ class EpisodeTask(Message, frozen=True, tag="episode_task"):
     task: EnvTask
     deadline_unix_s: float
     timeout_s: float = 0.0  # from the first lease by an agent outside of the cluster; 0: its own alone
+    lease: Lease | None = None  # its first server; None: the worker asks for one
 
     @property
     def message_id(self) -> str:

@@ -3,7 +3,7 @@
 import msgspec
 
 from tailrace_protos.base import Message
-from tailrace_protos.episode import Outcome
+from tailrace_protos.episode import Outcome, StageSeconds
 from tailrace_protos.subjects import Phase
 
 
@@ -12,6 +12,14 @@ class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
 
     run: str
     config_digest: str
+
+
+class WarmStartAdvanced(msgspec.Struct, frozen=True, tag="warm_start_advanced"):
+    """The learner's warm start has done another hundredth of its steps, or more."""
+
+    step: int
+    num_steps: int
+    loss: float
 
 
 class ModelPrepared(msgspec.Struct, frozen=True, tag="model_prepared"):
@@ -71,6 +79,8 @@ class EpisodeSettled(msgspec.Struct, frozen=True, tag="episode_settled"):
     finished_unix_s: float
     num_tool_calls: int = -1  # -1: not counted, as in environments
     num_cut_replies: int = 0  # ended by a limit of tokens
+    stages: StageSeconds = StageSeconds()
+    context_tokens: int = 0  # of its longest row; 0: it has none
 
 
 class GroupClosed(msgspec.Struct, frozen=True, tag="group_closed"):
@@ -211,6 +221,7 @@ class HintChanged(msgspec.Struct, frozen=True, tag="hint_changed"):
 
 EventBody = (
     RunStarted
+    | WarmStartAdvanced
     | ModelPrepared
     | LearnerResumed
     | GroupAdmitted

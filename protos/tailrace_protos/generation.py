@@ -27,8 +27,8 @@ class FinishReason(enum.StrEnum):
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Parameters for the choice of tokens. `top_k` 0, `top_p` 1 and `min_p` 0 switch that filter off.
 
-    `temperature` 0 is greedy. `inference_logprobs` are those after the temperature and before top-k,
-    top-p and min-p.
+    `temperature` 0 is greedy. `inference_logprobs` are those after the temperature and the guide, and
+    before top-k, top-p and min-p.
     """
 
     temperature: float = 1.0
@@ -38,6 +38,31 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+
+
+class GuidedCalls(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Tool calls as text: `begin`, JSON of one of `schemas`, `end`; `separator` between two calls."""
+
+    schemas: tuple[str, ...]  # JSON Schemas of the calls, one for each tool, as text
+    begin: str = ""
+    end: str = ""
+    separator: str = ""
+    is_single: bool = False  # at most one call
+
+
+class Guide(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Texts that a reply may be: a JSON value of `json_schema`, or `calls`; either, if both are given.
+
+    The reply ends with one of the request's `stop_token_ids`, which it gets only when it is whole. With
+    `thought_end`, thoughts come first: free text from `thought_begin` to `thought_end`. They may be
+    left out, unless `thought_begin` is empty: then the prompt has begun them.
+    """
+
+    json_schema: str = ""  # JSON text
+    calls: GuidedCalls | None = None
+    thought_begin: str = ""
+    thought_end: str = ""
+    is_optional: bool = False  # an engine that cannot follow it samples freely; others refuse the call
 
 
 class GenerateRequest(Message, frozen=True, tag="generate_request", gc=False):
@@ -56,6 +81,7 @@ class GenerateRequest(Message, frozen=True, tag="generate_request", gc=False):
     num_continued: int = 0
     traceparent: str = ""
     top_logprobs: int = 0  # at most `MAX_TOP_LOGPROBS`; a smaller vocabulary gives fewer
+    guide: Guide | None = None
 
 
 class TokenSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -104,6 +130,7 @@ class TokenChunk(Message, frozen=True, tag="token_chunk", omit_defaults=True, gc
     error: CallError | None = None
     top_ids: Int32Bytes = EMPTY  # [t * k]
     top_logprobs: Float32Bytes = EMPTY  # [t * k]
+    queue_s: float = -1.0  # wait for a place in the batch (last chunk only); -1: not known
 
 
 class AbortRequest(Message, frozen=True, tag="abort_request"):

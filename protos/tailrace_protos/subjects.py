@@ -20,10 +20,11 @@ SERVICES = (
     "sandbox",
     "reward",
     "learner",
+    "autoscaler",
     "weight_sync",
 )
 
-_RUN_NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+_RUN_NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}\Z")
 
 
 def check_run_name(run: str) -> str:
@@ -45,6 +46,11 @@ def inference_control(run: str, server_id: str) -> str:
     return f"{run}.inference.{server_id}.control"
 
 
+def inference_probe(run: str, server_id: str) -> str:
+    """Requests of the scheduler to one inference server to sample a token."""
+    return f"{run}.inference.{server_id}.probe"
+
+
 def lease(run: str) -> str:
     """Placement leases, answered by the scheduler."""
     return f"{run}.scheduler.lease"
@@ -53,6 +59,16 @@ def lease(run: str) -> str:
 def lease_report(run: str) -> str:
     """Released and failed leases, which agents send to the scheduler."""
     return f"{run}.scheduler.lease_report"
+
+
+def episodes_stopped(run: str) -> str:
+    """Episodes that the scheduler has settled while they were played, for agents workers."""
+    return f"{run}.scheduler.stopped"
+
+
+def scheduler_began(run: str) -> str:
+    """Announcement of a new scheduler to all who hold leases."""
+    return f"{run}.scheduler.began"
 
 
 def run_status(run: str) -> str:
@@ -78,6 +94,16 @@ def offer_weights(run: str) -> str:
 def current_weights(run: str) -> str:
     """Request for the newest published weights (late joiners)."""
     return f"{run}.weight_sync.current"
+
+
+def weight_route(run: str) -> str:
+    """Request of an inference server for a holder from which it fetches weights."""
+    return f"{run}.weight_sync.route"
+
+
+def weight_broadcast(run: str) -> str:
+    """Request of an inference server to be part of the next broadcast of weights."""
+    return f"{run}.weight_sync.broadcast"
 
 
 def weights_published(run: str) -> str:

@@ -3,7 +3,7 @@
 import msgspec
 
 from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, Int64Bytes, Message, UInt8Bytes
-from tailrace_protos.episode import EnvTask, Outcome
+from tailrace_protos.episode import EnvTask, Outcome, StageSeconds
 from tailrace_protos.generation import TokenSpan
 from tailrace_protos.subjects import Phase
 
@@ -52,6 +52,7 @@ class Trajectory(Message, frozen=True, tag="trajectory"):
     finished_unix_s: float
     rows: tuple[TokenRow, ...] = ()
     is_greedy: bool = False  # played at temperature 0, as a baseline: never trained
+    stages: StageSeconds = StageSeconds()
 
     @property
     def success(self) -> float | None:

@@ -47,12 +47,13 @@ class WeightDelta(msgspec.Struct, frozen=True):
 
 
 class WeightSource(msgspec.Struct, frozen=True):
-    """Addresses of a buffer: shared memory on the same host, ZMQ from other hosts."""
+    """Addresses of a buffer: a file on a volume, shared memory on the same host, ZMQ from others."""
 
     host_id: str
     shm_name: str
     zmq_endpoint: str
     zmq_public_key: str = ""
+    file: str = ""  # safetensors, on a volume that all hosts mount at the same path
 
 
 class OfferWeights(Message, frozen=True, tag="offer_weights"):
@@ -83,6 +84,8 @@ class WeightsAvailable(Message, frozen=True, tag="weights_available"):
     base: BaseWeights | None = None  # for servers without `manifest.base_version`
     deltas: tuple[WeightDelta, ...] = ()  # each continues the one before; the last gives `manifest`
     keep_baseline: bool = False  # deltas to this version may follow
+    relays: bool = False  # servers fetch from each other; `RouteRequest` names from which
+    broadcasts: bool = False  # servers that ask by `BroadcastRequest` get it together
 
 
 class CurrentWeightsRequest(Message, frozen=True, tag="current_weights_request"):
@@ -106,6 +109,53 @@ class WeightsApplied(Message, frozen=True, tag="weights_applied"):
     stage_s: float
     swap_s: float
     error: str = ""
+    relay: WeightSource | None = None  # address at which the server passes the version on
+
+
+class RouteRequest(Message, frozen=True, tag="route_request"):
+    """Request of a server for a holder from which it fetches its part of a version, or of a delta.
+
+    A buffer travels in `num_stripes` parts (chunk `i` belongs to part `i % num_stripes`), each along a
+    tree of its own.
+    """
+
+    server_id: str
+    policy_version: int
+    is_delta: bool
+    stripe: int
+    relay: WeightSource  # address at which this server passes on the chunks that it has
+    failed: str = ""  # server id of a holder that sends nothing
+
+
+class RouteReply(Message, frozen=True, tag="route_reply"):
+    """Answer to `RouteRequest`: the holder, empty `server_id` for weight_sync itself."""
+
+    server_id: str
+    source: WeightSource
+
+
+class BroadcastRequest(Message, frozen=True, tag="broadcast_request"):
+    """Request of a server, ready to receive, to be part of a broadcast of a version."""
+
+    server_id: str
+    policy_version: int
+    group_id: str = ""  # process group that the server holds from a broadcast before
+    gpu: str = ""  # id of its GPU; empty: it receives in host memory
+
+
+class BroadcastReply(Message, frozen=True, tag="broadcast_reply"):
+    """Answer to `BroadcastRequest`: a place in a process group of torch.distributed.
+
+    weight_sync has rank 0. Without `group_id` there is none: the server fetches the version otherwise.
+    """
+
+    group_id: str = ""  # equal to that of the request: the server keeps its group and its rank
+    rank: int = 0
+    size: int = 0
+    backend: str = ""  # gloo, nccl
+    store_host: str = ""  # TCPStore through which the members of a new group meet
+    store_port: int = 0
+    timeout_s: float = 0.0  # of each operation; after one that fails, the group is gone
 
 
 class ReportKept(Message, frozen=True, tag="report_kept"):
@@ -124,11 +174,15 @@ class ChunkRequest(Message, frozen=True, tag="chunk_request"):
 
 
 class ChunkReply(Message, frozen=True, tag="chunk_reply"):
-    """Bytes of the requested range, or an error (version no longer held, wrong range)."""
+    """First frame of an answer; the bytes of the requested range are the second one.
+
+    With `waiting` the holder has not got the range itself yet, and answers again. With `error` (version
+    no longer held, wrong range) there are no bytes either.
+    """
 
     policy_version: int
     offset: int
-    data: memoryview
+    waiting: bool = False
     error: str = ""
 
 

@@ -4,6 +4,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from tailrace import tracing
 from tailrace.channel import GenerateClient, NatsGenerateClient, ZmqGenerateClient
 from tailrace.chat import Renderer, TemplateError, load_parsers
 from tailrace.clock import SystemClock
@@ -23,15 +24,19 @@ from tailrace.store import (
 from tailrace.tools import ToolClient
 from tailrace_agents import metrics
 from tailrace_agents.adapters.gateway_sessions import GatewaySessions
+from tailrace_agents.adapters.kept_episodes import EpisodeKeeper
+from tailrace_agents.adapters.mlflow_traces import EpisodeTraces
 from tailrace_agents.adapters.outside_desk import StoredDesk
 from tailrace_agents.adapters.player_factory import PlayerFactory, WorkflowStage
 from tailrace_agents.adapters.scoring import RewardClient
+from tailrace_agents.adapters.workflow_inline import InlineRunner
 from tailrace_agents.adapters.workflow_pool import AnyRunner, start_runner
 from tailrace_agents.config import AgentsConfig
 from tailrace_agents.core.machine import EpisodePlayer
 from tailrace_agents.core.token_policy import TokenModel
-from tailrace_agents.handlers import EpisodeHandler, HandlerParts, LengthEstimate
+from tailrace_agents.handlers import EpisodeHandler, HandlerParts
 from tailrace_protos import subjects
+from tailrace_protos.control import EpisodesStopped, SchedulerBegan
 from tailrace_protos.episode import EpisodeTask
 from tailrace_protos.weights import ModelCard
 
@@ -47,9 +52,13 @@ async def build(args: Args) -> Service:
     service = Service(
         "agents", args.run, args.endpoints, instance_id=args.worker_id, drain_s=config.drain_s
     )
+    if isinstance(runner, InlineRunner):
+        service.max_blocked_s = 0.0  # it watches the loop with the user's limit
     worker = _Worker(service, config, factory, stages, runner)
     service.on_start(worker.start)
     service.on_drain(worker.stop)
+    if args.run.tracing.mlflow:
+        tracing.add_sink(EpisodeTraces(args.run).sink())
     return service
 
 
@@ -70,7 +79,15 @@ class _Worker:
         self._factory = factory
         self._stages = stages
         self._leases = LeaseClient(service.bus, run, service.instance_id)
-        reporter = Reporter(service.bus, run, service.instance_id, stages, self._leases)
+        reporter = Reporter(
+            service.bus,
+            run,
+            service.instance_id,
+            stages,
+            self._leases,
+            context_limit=config.max_episode_tokens,
+            max_episodes={phase: config.max_in_flight(phase) for phase in subjects.PHASES},
+        )
         service.loop("report", reporter.run)
         self._redis: StoreConnection | None = None
         self._client: GenerateClient | None = None
@@ -101,10 +118,13 @@ class _Worker:
                 make_journal=partial(Journal, redis, run),
                 clock=SystemClock(),
                 stages=self._stages,
-                lengths=LengthEstimate(config.max_episode_tokens),
+                keeper=EpisodeKeeper(service.run.run_dir, service.instance_id, config.keep_episodes),
                 greedy_baseline=config.greedy_baseline,
             )
         )
+        service.subscribe(subjects.episodes_stopped(run), EpisodesStopped, handler.on_stopped)
+        began = self._leases.on_scheduler_began
+        service.subscribe(subjects.scheduler_began(run), SchedulerBegan, began)
         for phase in subjects.PHASES:
             service.pull(
                 subjects.episodes_stream(run),

@@ -249,6 +249,10 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
     """Number of episodes of an evaluation, those of the lowest seeds, that are saved as pictures. They
     replace the pictures of the evaluation before. 0: none."""
 
+    keep_episodes: int = 32
+    """Number of tasks of an evaluation, those of the lowest seeds, whose episodes are kept as text in
+    `<run_dir>/episodes/`, for `report.html`. 0: none."""
+
     transport: Literal["nats", "zmq"] = "zmq"
     """Transport of generation requests: `zmq` to the inference servers, `nats` through nats-server.
     The servers must offer it (`inference.transports`)."""
@@ -261,7 +265,7 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
             _require_positive(self, key)
         for key in ("max_generation_attempts", "reward_timeout_s", "max_deliveries"):
             _require_positive(self, key)
-        for key in ("render_episodes", "drain_s"):
+        for key in ("render_episodes", "keep_episodes", "drain_s"):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} must not be negative")
         if self.max_concurrent_eval_episodes is not None:

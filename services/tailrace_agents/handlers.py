@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -11,14 +12,16 @@ from tailrace.log import get_logger
 from tailrace.policy.activity import Stages
 from tailrace.policy.continuation import ContinuingPolicy
 from tailrace.runtime import Delivery, HandBack
-from tailrace.store import AppendResult, Journal, TrajectoryBuffer
-from tailrace.tracing import span
+from tailrace.store import AppendResult, Journal, PutResult, TrajectoryBuffer
+from tailrace.tracing import episode, span
 from tailrace_agents import metrics
+from tailrace_agents.adapters.kept_episodes import EpisodeKeeper
 from tailrace_agents.adapters.scoring import RewardClient
 from tailrace_agents.core.episode import EpisodeHandedBackError, EpisodeResult
 from tailrace_agents.core.machine import EpisodePlayer, is_baseline
 from tailrace_agents.core.settlement import apply_score, build_trajectory, score_item
 from tailrace_agents.ports import EpisodeTakenError
+from tailrace_protos.control import EpisodesStopped
 from tailrace_protos.episode import EpisodeTask, Outcome
 from tailrace_protos.generation import CallError, CallErrorCode
 from tailrace_protos.journal import JournalRecord, OldRecordError
@@ -29,24 +32,6 @@ from tailrace_protos.trajectory import TokenRow
 log = get_logger(__name__)
 
 _MIN_SCORING_S = 5.0
-
-
-@dataclass(slots=True)
-class LengthEstimate:
-    """Expected tokens of an episode by environment: an exponential mean of the finished ones."""
-
-    default_tokens: int
-    weight: float = 0.05
-    _means: dict[str, float] = field(default_factory=dict)
-
-    def predict(self, env_name: str) -> int:
-        """Tokens that an episode of this environment will probably have."""
-        return round(self._means.get(env_name, self.default_tokens))
-
-    def observe(self, env_name: str, num_tokens: int) -> None:
-        """Takes the tokens of a finished episode."""
-        mean = self._means.get(env_name, float(num_tokens))
-        self._means[env_name] = mean + self.weight * (num_tokens - mean)
 
 
 class StoredJournal:
@@ -105,7 +90,7 @@ class HandlerParts:
     make_journal: Callable[[], Journal]
     clock: Clock
     stages: Stages
-    lengths: LengthEstimate
+    keeper: EpisodeKeeper
     greedy_baseline: bool = False
 
 
@@ -115,23 +100,48 @@ class EpisodeHandler:
     def __init__(self, parts: HandlerParts) -> None:
         self._parts = parts
         self._warned: set[str] = set()  # tags whose rows without a reward are in the log
+        self._played: dict[str, asyncio.Timeout] = {}  # ends the episode when it is rescheduled
         self._seconds = {phase: metrics.EPISODE_SECONDS.labels(phase) for phase in PHASES}
 
     async def handle(self, task: EpisodeTask, delivery: Delivery) -> None:
-        """Play one episode and settle it, or raise `HandBack` when this worker drains."""
+        """Play one episode and settle it, or raise `HandBack` when this worker drains.
+
+        Returns without settling if the scheduler stops the episode: it is settled then.
+        """
         clock = self._parts.clock
         started_unix_s = clock.unix_s()
-        with span("episode", episode_id=task.episode_id):
+        player = self._parts.players.get(task.task.env_name)
+        stopping = asyncio.timeout(None)
+        if player is None or player.is_stoppable:
+            self._played[task.episode_id] = stopping
+        root = episode(task.episode_id)
+        with span("play", root, episode_id=task.episode_id, attempt=task.attempt) as played:
             try:
-                result = await self._play(task, _may_have_records(task, delivery))
+                async with stopping:
+                    result = await self._play(task, _may_have_records(task, delivery))
+                    await self._settle(task, result, started_unix_s, played)
             except EpisodeHandedBackError as order:
                 metrics.EPISODES_ABANDONED.labels("drain").inc()
                 raise HandBack from order
             except EpisodeTakenError as taken:
                 metrics.EPISODES_ABANDONED.labels(taken.why).inc()
                 return
-            await self._settle(task, result, started_unix_s)
+            except TimeoutError:
+                if not stopping.expired():
+                    raise
+                metrics.EPISODES_ABANDONED.labels("stopped").inc()
+                return
+            finally:
+                if self._played.get(task.episode_id) is stopping:
+                    del self._played[task.episode_id]
         self._seconds[task.phase].observe(clock.unix_s() - started_unix_s)
+
+    async def on_stopped(self, stopped: EpisodesStopped) -> None:
+        """Stop episodes that the scheduler has settled: cancel them, with their turn at the engine."""
+        for episode_id in stopped.episode_ids:
+            playing = self._played.pop(episode_id, None)
+            if playing is not None:
+                playing.reschedule(asyncio.get_running_loop().time())
 
     async def _play(self, task: EpisodeTask, may_have_records: bool) -> EpisodeResult:
         parts, tag = self._parts, task.task.env_name
@@ -140,20 +150,23 @@ class EpisodeHandler:
             reason = f"unknown tag {tag!r}: add it to agents.custom_envs or agents.datasets"
             return EpisodeResult(Outcome.INFRA_FAILURE, reason)
         journal = StoredJournal(parts.make_journal(), task.episode_id, parts.stages, may_have_records)
-        parts.policy.begin(task.episode_id, parts.lengths.predict(tag))
+        # An episode that was played before may have moved since: its next turn asks.
+        lease = None if may_have_records else task.lease
+        parts.policy.begin(task.episode_id, lease)
         try:
-            result = await player.play(task, journal)
+            return await player.play(task, journal)
         finally:
             parts.policy.end(task.episode_id)
-        if result.outcome.is_valid:
-            parts.lengths.observe(tag, len(result.transcript))
-        return result
 
-    async def _settle(self, task: EpisodeTask, result: EpisodeResult, started_unix_s: float) -> None:
-        parts = self._parts
-        reward = (
-            apply_score(result, await self._score(task, result)) if result.outcome.is_valid else 0.0
-        )
+    async def _settle(
+        self, task: EpisodeTask, result: EpisodeResult, started_unix_s: float, played: span
+    ) -> None:
+        parts, reward = self._parts, 0.0
+        if result.outcome.is_valid:
+            with span("reward"):
+                reward = apply_score(result, await self._score(task, result))
+        if played.traceparent:
+            played.set(**_traced(task, result, reward))
         rows = result.transcript.rows(reward)
         self._warn_of_unrewarded(task, rows)
         trajectory = build_trajectory(task, result, rows, reward, started_unix_s, parts.clock.unix_s())
@@ -161,11 +174,14 @@ class EpisodeHandler:
             trajectory = msgspec.structs.replace(trajectory, is_greedy=True)
         parts.stages.num_settling += 1
         try:
-            put = await parts.buffer.put_trajectory(trajectory)
+            with span("settle"):
+                put = await parts.buffer.put_trajectory(trajectory)
         finally:
             parts.stages.num_settling -= 1
         metrics.SETTLEMENTS.labels(put.value).inc()
         _count(task, result)
+        if put is PutResult.SETTLED:
+            await parts.keeper.keep(trajectory, result)
 
     def _warn_of_unrewarded(self, task: EpisodeTask, rows: Sequence[TokenRow]) -> None:
         """Counts rows of conversations without a reward, and logs the first of each tag."""
@@ -188,6 +204,7 @@ class EpisodeHandler:
 
     async def _score(self, task: EpisodeTask, result: EpisodeResult) -> Score:
         parts = self._parts
+        begun_s = parts.clock.monotonic_s()
         left_s = max(result.deadline_unix_s - parts.clock.unix_s(), _MIN_SCORING_S)
         parts.stages.num_in_reward += 1
         try:
@@ -198,6 +215,25 @@ class EpisodeHandler:
             return Score(task.episode_id, error=CallError(CallErrorCode.INTERNAL, reason))
         finally:
             parts.stages.num_in_reward -= 1
+            reward_s = parts.clock.monotonic_s() - begun_s
+            result.stages = msgspec.structs.replace(result.stages, reward_s=reward_s)
+
+
+def _traced(task: EpisodeTask, result: EpisodeResult, reward: float) -> dict[str, Any]:
+    """Attributes of a played episode's span."""
+    return {
+        "group_id": task.group_id,
+        "phase": task.phase,
+        "tag": task.task.env_name,
+        "outcome": result.outcome.value,
+        "reason": result.reason,
+        "reward": reward,
+        "num_turns": result.transcript.num_turns,
+        "num_prompt_tokens": len(result.transcript) - result.transcript.num_sampled,
+        "num_sampled_tokens": result.transcript.num_sampled,
+        "messages": result.messages,
+        **result.metrics,
+    }
 
 
 def _may_have_records(task: EpisodeTask, delivery: Delivery) -> bool:

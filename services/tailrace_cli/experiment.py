@@ -7,7 +7,7 @@ Hydra lets through and no Struct knows is an error naming the key, the file and 
 import math
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,10 +29,12 @@ from tailrace.config import (
     run_config,
     section_config,
 )
-from tailrace.config.settings import apply_settings
+from tailrace.config.settings import apply_settings, set_at
+from tailrace.config.yaml_text import checked_node
 from tailrace.data import load_dataset
 from tailrace.import_path import importable_from
 from tailrace_agents.config import AgentsConfig
+from tailrace_autoscaler.config import AutoscalerConfig
 from tailrace_cli.config import ClusterConfig
 from tailrace_gateway.config import GatewayConfig
 from tailrace_inference.config import InferenceConfig
@@ -56,9 +58,11 @@ class Experiment:
     sandbox: SandboxConfig
     reward: RewardConfig
     learner: LearnerConfig
+    autoscaler: AutoscalerConfig
     weight_sync: WeightSyncConfig
     cluster: ClusterConfig
     folder: Path | None = field(default=None, compare=False)  # may hold modules of the user
+    given: frozenset[str] = field(default=frozenset(), compare=False)  # dotted keys, not defaults
 
     def to_yaml(self) -> str:
         """The resolved experiment with every default written out; loading it gives the same."""
@@ -83,7 +87,7 @@ def locate(experiment: str | None, config_path: str | None, config_name: str | N
     elif experiment is not None:
         path = Path(experiment)
     else:
-        raise ConfigError("no experiment given: name a YAML file, or --config_path and --config_name")
+        raise ConfigError("no experiment given: name a YAML file, or --config-path and --config-name")
     beside = path.parent / f"{path.name}.yaml"  # `.` has no name to replace
     candidates = (path, path / "experiment.yaml", beside)
     for candidate in candidates:
@@ -140,7 +144,23 @@ def decode(content: dict[str, Any], source: str) -> Experiment:
             problems += map(applied.as_given, error.problems)
     if problems:
         raise InvalidConfigError(source, problems)
-    return Experiment(source=source, **decoded)
+    return Experiment(source=source, given=frozenset(_keys_of(applied.content)), **decoded)
+
+
+def with_values(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
+    """The experiment with other values of dotted keys, checked as if they had been given."""
+    content = yaml.safe_load(experiment.to_yaml())
+    for key, value in values.items():
+        set_at(content, key, value)
+    decoded = decode(content, experiment.source)
+    return replace(decoded, folder=experiment.folder, given=experiment.given)
+
+
+def _keys_of(content: Mapping[str, Any], section: str = "") -> Iterator[str]:
+    for key, value in content.items():
+        yield f"{section}{key}"
+        if isinstance(value, Mapping):
+            yield from _keys_of(value, f"{section}{key}.")
 
 
 def count_gateways(experiment: Experiment) -> int:
@@ -177,6 +197,8 @@ def with_epochs(experiment: Experiment) -> Experiment:
 def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
     """Composes a file with the `defaults:` in its place and `overrides`; raises `ConfigError`."""
     try:
+        if path.is_file():
+            checked_node(path.read_text(encoding="utf-8", errors="replace"))
         with initialize_config_dir(config_dir=str(path.absolute().parent), version_base="1.3"):
             return compose(path.stem, list(overrides))
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:

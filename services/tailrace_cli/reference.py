@@ -20,7 +20,7 @@ READERS_OF_RUN: dict[str, tuple[str, ...]] = {
     "exp_name": _ALL,
     "seed": ("scheduler", "agents", "learner", "cli"),
     "output_dir": ("scheduler", "agents", "inference", "learner", "weight_sync", "cli"),
-    "max_steps": ("scheduler", "learner"),
+    "max_steps": ("scheduler", "learner", "cli"),
     "num_epochs": ("cli",),
     "evaluations": ("scheduler", "agents", "cli"),
     "save_steps": ("learner",),
@@ -34,7 +34,10 @@ READERS_OF_RUN: dict[str, tuple[str, ...]] = {
     "groups_per_step": ("scheduler", "learner", "cli"),
     "granularity": ("agents", "gateway", "cli"),
     "max_staleness": ("scheduler", "learner"),
+    "stale_groups": ("scheduler", "learner"),
+    "colocated": ("learner", "inference", "cli"),
     "chat": ("agents", "gateway", "learner", "cli"),
+    "tracing": _ALL,
 }
 """Services that read each key at the top level; a section is read by its own service alone."""
 
@@ -76,6 +79,11 @@ def find(name: str) -> list[Entry]:
     if not found:
         raise ConfigError(f"unknown key {name!r}; {_remedy(name)}")
     return found
+
+
+def is_key(name: str) -> bool:
+    """Tells whether an experiment has this key or section."""
+    return any(_begins_with(entry.name.split("."), name.split(".")) for entry in entries())
 
 
 def rule_named(name: str) -> Rule | None:

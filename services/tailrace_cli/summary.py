@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from rich.markup import escape
 from rich.table import Table
 
 from tailrace_protos.episode import Outcome
@@ -81,7 +80,7 @@ class Health:
     failed: str = ""  # why the run ended without success
 
 
-_HEALTH_MARKS = (
+HEALTH_MARKS = (
     b'"infra_failure"',
     b'"timeout"',
     b'"hint_changed"',
@@ -93,36 +92,55 @@ _MOST_KINDS = 5
 _MIN_VALID_SHARE = 0.95  # of an evaluation's episodes
 
 
-def read_health(run_dir: Path) -> Health:
-    """Health of a run, from `events.jsonl`; only lines that matter are decoded."""
-    health, counts, newest = Health(), Counter[str](), dict[str, str]()
-    hints: dict[str, str] = {}
-    for body in _health_events(run_dir / "events.jsonl"):
+class HealthLog:
+    """Gathers a run's failures and hints from its events."""
+
+    def __init__(self) -> None:
+        self._counts = Counter[str]()
+        self._newest: dict[str, str] = {}
+        self._hints: dict[str, str] = {}
+        self._newest_failure = ""
+        self._failed = ""
+
+    def apply(self, body: EventBody) -> None:
+        """Take note of an event."""
         match body:
             case EpisodeSettled(
                 outcome=Outcome.INFRA_FAILURE | Outcome.TIMEOUT as outcome, reason=reason
             ):
-                health.newest_failure = reason or outcome.value
-                key = alike_text(health.newest_failure)
-                counts[key] += 1
-                newest[key] = health.newest_failure
+                self._newest_failure = reason or outcome.value
+                key = alike_text(self._newest_failure)
+                self._counts[key] += 1
+                self._newest[key] = self._newest_failure
             case HintChanged(name, is_raised, text) if is_raised:
-                hints[name] = text
+                self._hints[name] = text
             case EvaluationFinished() as body:
-                hints.update(_left_out(body))
+                self._hints.update(_left_out(body))
             case RunFailed(reason=reason):
-                health.failed = reason
+                self._failed = reason
             case RunStarted():  # it goes on
-                health.failed = ""
-    health.failures = [(newest[key], count) for key, count in counts.most_common(_MOST_KINDS)]
-    health.hints = list(hints.values())
-    return health
+                self._failed = ""
+
+    @property
+    def health(self) -> Health:
+        """Health so far; the commonest failures first."""
+        commonest = self._counts.most_common(_MOST_KINDS)
+        failures = [(self._newest[key], count) for key, count in commonest]
+        return Health(failures, self._newest_failure, list(self._hints.values()), self._failed)
+
+
+def read_health(run_dir: Path) -> Health:
+    """Health of a run, from `events.jsonl`; only lines that matter are decoded."""
+    log = HealthLog()
+    for body in _health_events(run_dir / "events.jsonl"):
+        log.apply(body)
+    return log.health
 
 
 def _health_events(path: Path) -> Iterator[EventBody]:
     decoder = msgspec.json.Decoder(Event)
     for line in path.read_bytes().splitlines() if path.exists() else ():
-        if any(mark in line for mark in _HEALTH_MARKS):
+        if any(mark in line for mark in HEALTH_MARKS):
             try:
                 yield decoder.decode(line).body
             except msgspec.DecodeError:  # torn: the writer was killed
@@ -236,5 +254,5 @@ def summary_table(title: str, lines: Sequence[Line]) -> Table:
     """The lines of `summary_rows` as a table for the terminal."""
     table = Table(title=title, show_header=False)
     for name, value in lines:
-        table.add_row(escape(name), escape(value))
+        table.add_row(name, value)
     return table

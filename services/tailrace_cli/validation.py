@@ -7,6 +7,7 @@ from tailrace.chat import check_parser_names
 from tailrace.chat.model_files import model_folder
 from tailrace.config import ConfigError, InvalidConfigError
 from tailrace_agents.config import check_with_run as check_agents
+from tailrace_cli.cluster.placement import GpuDemand, PlacementError, place
 from tailrace_cli.experiment import Experiment, count_gateways
 from tailrace_envs import check_env_config
 from tailrace_learner.config import check_with_run
@@ -109,6 +110,10 @@ def _check_gpus(experiment: Experiment) -> None:
             f"{experiment.source}: cluster.learner_gpus names {len(gpus)} GPUs and "
             f"learner.strategy_args.num_ranks is {ranks}: give one to each rank"
         )
+    try:
+        place(GpuDemand.of(experiment), 0)
+    except PlacementError as error:
+        raise ConfigError(f"{experiment.source}: {error}") from error
 
 
 def _check_model(experiment: Experiment) -> None:

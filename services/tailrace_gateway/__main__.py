@@ -11,7 +11,7 @@ import msgspec
 from tailrace.channel import GenerateClient, NatsGenerateClient, ZmqGenerateClient
 from tailrace.chat import ChatArgs, Renderer, TemplateError, load_parsers
 from tailrace.clock import SystemClock
-from tailrace.config import ConfigError
+from tailrace.config import ConfigError, secret_variable
 from tailrace.log import get_logger
 from tailrace.policy import ContinuingPolicy, Stages
 from tailrace.policy.leases import LeaseClient, Reporter
@@ -32,6 +32,7 @@ from tailrace_gateway.core.sessions import Identity, Sessions
 from tailrace_gateway.core.trajectories import TrajectoryReader
 from tailrace_gateway.handlers import SessionHandler
 from tailrace_protos import subjects
+from tailrace_protos.control import SchedulerBegan
 from tailrace_protos.session import CloseSession, ExportSession, OpenSession, SessionClosed
 from tailrace_protos.weights import ModelCard
 
@@ -48,7 +49,7 @@ async def build(args: Args) -> Service:
     """Build the service with its parts; the start hook opens the connections."""
     config = args.section("gateway", GatewayConfig)
     load_parsers(args.run.chat)  # a wrong parser ends the process before the model card arrives
-    admin_key = os.environ.get(ADMIN_KEY, "")
+    admin_key = secret_variable(os.environ, ADMIN_KEY)
     if len(admin_key) < 16:
         raise ConfigError(
             f"{ADMIN_KEY} must have at least 16 characters: a local cluster generates one, a chart "
@@ -103,7 +104,7 @@ class _Gateway:
             renderers,
             SystemClock(),
             max_concurrent_calls=config.max_concurrent_calls,
-            promises=PromiseRule(config.on_broken_promise, config.max_asks),
+            promises=PromiseRule(config.on_broken_promise, config.max_asks, config.guided_decoding),
         )
         self._calls = gateway.calls
         handler = SessionHandler(gateway, store, self._url, self._announce, partial(_put_blob, blobs))
@@ -132,6 +133,8 @@ class _Gateway:
         service.endpoint(subjects.gateway_export(run), ExportSession, handler.export)
         service.endpoint(subjects.gateway_close(run), CloseSession, handler.close)
         service.subscribe(subjects.gateway_closed(run), SessionClosed, handler.on_closed)
+        began = self._leases.on_scheduler_began
+        service.subscribe(subjects.scheduler_began(run), SchedulerBegan, began)
 
     def _listen(
         self,

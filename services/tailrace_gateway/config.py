@@ -70,6 +70,11 @@ class GatewayConfig(Config, frozen=True, kw_only=True):
     the model or try again. `ask_again`: the gateway samples another reply to the same prompt; the
     violating one is trained with reward 0. `refuse`: error 422."""
 
+    guided_decoding: Literal["auto", "off", "required"] = "auto"
+    """Binding of replies to a required tool call or a response format while they are sampled. `auto`:
+    where the engine and the model's format can; other replies are checked only, as `off` does for all
+    (`on_broken_promise`). `required`: a call that cannot be guided is refused."""
+
     max_asks: int = 3
     """With `on_broken_promise: ask_again`: replies sampled at most for one choice. The last
     one passes."""

@@ -13,8 +13,8 @@ from tailrace_protos.session import OpenSession
 class SessionPolicy(Policy, Protocol):
     """Policy that leases a server for each episode."""
 
-    def begin(self, episode_id: str, predicted_tokens: int) -> None:
-        """Start an episode that needs about `predicted_tokens` tokens."""
+    def begin(self, episode_id: str) -> None:
+        """Start an episode."""
 
     def end(self, episode_id: str) -> None:
         """End the episode and release its lease."""

@@ -5,10 +5,12 @@ import os
 import sys
 import time
 import uuid
+from contextlib import nullcontext
 from pathlib import Path
 
 from prometheus_client import REGISTRY
 
+from tailrace.device_turn import DeviceTurn
 from tailrace.log import get_logger
 from tailrace.runtime import Args, Failure, Service, run_service
 from tailrace.store import Blobs, connect
@@ -16,12 +18,14 @@ from tailrace.weights import WeightReceiver
 from tailrace_inference.adapters.emission_log import EmissionLog
 from tailrace_inference.adapters.engines import start_engine
 from tailrace_inference.adapters.listeners import Listeners
+from tailrace_inference.adapters.sleeper import Sleeper
 from tailrace_inference.adapters.weight_follower import WeightFollower
 from tailrace_inference.config import InferenceConfig
+from tailrace_inference.core.reprefill import ContextRecord
 from tailrace_inference.handlers import ABORT_S, ControlHandler, InferenceHandler
 from tailrace_inference.metrics import EngineCollector
 from tailrace_protos import subjects
-from tailrace_protos.control import DrainRequest, ServerStatus
+from tailrace_protos.control import DrainRequest, ProbeRequest, ServerStatus
 from tailrace_protos.weights import ModelCard, WeightsAvailable
 
 log = get_logger(__name__)
@@ -47,6 +51,8 @@ class _Process:
         state_dir = os.environ.get("TAILRACE_STATE_DIR", "") or args.run.run_dir / "state"
         self.state_dir = Path(state_dir)
         self.emission_path = args.run.run_dir / f"emissions-{self.server_id}.bin"
+        self.is_colocated = args.run.colocated
+        self.turns = args.run.run_dir / "state"
         self.beat = asyncio.Event()
         self.failed = False
         service.set_ready(False)
@@ -56,9 +62,12 @@ class _Process:
         """Builds the engine, listens, and follows the weights."""
         service, run = self.service, self.run
         card = await self._wait_for_card()
-        self.engine = await start_engine(card, self.config)
+        turn = await self._first_turn() if self.is_colocated else None
+        self.engine = await start_engine(card, self.config, sleeps=turn is not None)
+        sleeper = None if turn is None else Sleeper(self.engine, turn)
         emissions = EmissionLog(self.emission_path) if self.config.emission_log else None
-        self.handler = InferenceHandler(self.engine, service.draining.is_set, emissions)
+        contexts = ContextRecord(self.config.kv_block_tokens) if self.config.prefix_cache else None
+        self.handler = InferenceHandler(self.engine, service.draining.is_set, emissions, contexts)
         self.collector = EngineCollector(self.engine.stats)
         REGISTRY.register(self.collector)
         subject = subjects.generate(run, self.server_id)
@@ -66,15 +75,33 @@ class _Process:
             self.config, service.bus.connection.client, subject, self.server_id, self.state_dir
         )
         await self.listeners.start(self.handler)
-        receiver = WeightReceiver(service.bus, run, service.endpoints.host_id, self.server_id)
-        follower = WeightFollower(self.engine, receiver, self.server_id, self.on_applied)
+        receiver = WeightReceiver(
+            service.bus,
+            run,
+            service.endpoints.host_id,
+            self.server_id,
+            bind_host=self.config.bind_host,
+            advertise_host=self.config.advertise_host,
+        )
+        follower = WeightFollower(
+            self.engine,
+            receiver,
+            self.server_id,
+            self.on_applied,
+            nullcontext if sleeper is None else sleeper.awake,
+        )
         service.subscribe(subjects.weights_published(run), WeightsAvailable, follower.on_published)
-        control = ControlHandler(service.stop, self.status)
+        control = ControlHandler(service.stop, self.status, self.handler)
         service.endpoint(
             subjects.inference_control(run, self.server_id), DrainRequest, control.drain, mailbox=8
         )
+        service.endpoint(
+            subjects.inference_probe(run, self.server_id), ProbeRequest, control.probe, mailbox=8
+        )
         service.loop("weights", follower.follow)
         service.loop("heartbeat", self.heartbeat)
+        if sleeper is not None:
+            service.loop("turns", sleeper.run)
         service.on_drain(receiver.close)
         service.on_drain(self.leave)
         service.spawn(self.watch(), "engine")
@@ -125,6 +152,14 @@ class _Process:
             busy_s=handler.busy_s,
             heartbeat_unix_s=time.time(),
             incarnation=self.incarnation,
+            used_tokens=stats.used_tokens,
+            cached_tokens=stats.cached_tokens,
+            host_capacity_tokens=stats.host_capacity_tokens,
+            num_steps=stats.num_steps,
+            step_s=stats.step_s,
+            num_generated_tokens=stats.num_generated_tokens,
+            num_preemptions=stats.num_preemptions,
+            num_recomputed_tokens=stats.num_preempted_tokens + handler.num_recomputed_tokens,
         )
 
     async def leave(self) -> None:
@@ -136,6 +171,13 @@ class _Process:
         await self.engine.close()
         self.handler.close()
         REGISTRY.unregister(self.collector)
+
+    async def _first_turn(self) -> DeviceTurn:
+        """Waits until the learner has prepared the model."""
+        turn = DeviceTurn(self.turns, self.service.endpoints.host_id, "server")
+        self.service.on_drain(turn.aclose)
+        await turn.take()
+        return turn
 
     async def _wait_for_card(self) -> ModelCard:
         """Waits without limit until the learner has written the model card."""

@@ -17,6 +17,14 @@ ENGINES = {
     "torch": "tailrace_inference.engine.driver:torch_engine",
     "vllm": "tailrace_inference.adapters.vllm_engine:VllmEngine",
     "sglang": "tailrace_inference.adapters.sglang_engine:SGLangEngine",
+    "hf": "tailrace_inference.engine.hf_engine:hf_engine",
+}
+
+# Names that tensor and pipeline parallelism have in `engine_args` of engines that know both, and that
+# of data parallelism, which is several servers here.
+PARALLEL_ARGS = {
+    "vllm": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+    "sglang": ("tp_size", "pp_size", "dp_size"),
 }
 
 
@@ -24,12 +32,20 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
     """One inference server: one engine on one device. All replicas read the same section."""
 
     engine: str = "torch"
-    """Engine that generates: `torch` (Tailrace's own), `vllm`, `sglang`, or `module:Class` of yours
-    (`docs/engines.md`). A setting that the engine cannot follow is refused at the start."""
+    """Engine that generates: `torch` (Tailrace's own), `vllm`, `sglang`, `hf` (plain transformers, the
+    reference), or `module:Class` of yours (`docs/engines.md`). A setting that the engine cannot follow
+    is refused at the start."""
 
     engine_args: dict[str, Any] = msgspec.field(default_factory=dict)
     """Further arguments for the engine, under its own names. They win over those that follow from other
     keys; those that Tailrace must set are refused. `torch` takes none."""
+
+    tensor_parallel_size: int = 1
+    """GPUs over which the engine cuts every layer; `vllm` and `sglang` can. A server has this number of
+    GPUs times `pipeline_parallel_size`; data parallelism is `cluster.num_inference_servers`."""
+
+    pipeline_parallel_size: int = 1
+    """Stages into which the engine divides the layers, each with GPUs of its own."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model. `auto` takes the CUDA device if torch finds one."""
@@ -97,8 +113,9 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
     """Transports for generation requests. Callers choose one of those that a server announces."""
 
     bind_host: str = ""
-    """Address on which ZMQ callers connect (0.0.0.0: all interfaces). Empty: a socket in the state
-    directory, for callers of the same host. Every address but loopback switches encryption on."""
+    """Address on which ZMQ callers connect, and servers that fetch weights from this one (0.0.0.0: all
+    interfaces). Empty: a socket in the state directory for callers of the same host, and the loopback
+    for its servers. Every address but loopback switches encryption on."""
 
     advertise_host: str = ""
     """Host name under which other hosts reach `bind_host`. Empty: `bind_host`, or this host's name if
@@ -116,6 +133,8 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for key in (
             "num_threads",
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
             "max_running",
             "max_waiting",
             "kv_block_tokens",
@@ -131,6 +150,7 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
                 f"engine is {self.engine!r}: take one of {', '.join(ENGINES)}, or module:Class"
             )
         self._check_cache()
+        self._check_parallel()
         if self.heartbeat_s <= 0:
             raise ValueError("heartbeat_s must be positive")
         if not self.transports:
@@ -139,6 +159,47 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
             raise ValueError(
                 f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_running "
                 f"({self.max_running}): every running request decodes one token a step"
+            )
+
+    @property
+    def parallel_sizes(self) -> tuple[int, int]:
+        """Sizes of tensor and pipeline parallelism, whichever of their names gives them."""
+        tensor, pipeline, _ = PARALLEL_ARGS.get(self.engine, ("", "", ""))
+        args = self.engine_args
+        return (
+            args.get(tensor, self.tensor_parallel_size),
+            args.get(pipeline, self.pipeline_parallel_size),
+        )
+
+    @property
+    def gpus_per_server(self) -> int:
+        """GPUs of one server."""
+        tensor, pipeline = self.parallel_sizes
+        return tensor * pipeline
+
+    def _check_parallel(self) -> None:
+        names = PARALLEL_ARGS.get(self.engine)
+        if names is None:
+            if self.gpus_per_server > 1 and self.engine in ENGINES:
+                raise ValueError(
+                    f"the engine {self.engine} has one device, and tensor_parallel_size x "
+                    f"pipeline_parallel_size is {self.gpus_per_server}: take vllm or sglang, or start "
+                    "more servers (cluster.num_inference_servers)"
+                )
+            return
+        for name, key in zip(names, ("tensor_parallel_size", "pipeline_parallel_size"), strict=False):
+            given, ours = self.engine_args.get(name, 1), getattr(self, key)
+            if type(given) is not int or given < 1:
+                raise ValueError(f"engine_args.{name} must be a number from 1 on, found {given!r}")
+            if name in self.engine_args and ours not in (1, given):
+                raise ValueError(
+                    f"{key} is {ours} and engine_args.{name} is {given}: they are the same setting: "
+                    "remove one"
+                )
+        if self.engine_args.get(names[2], 1) != 1:
+            raise ValueError(
+                f"engine_args.{names[2]}: start one server for each data-parallel group: set "
+                "cluster.num_inference_servers"
             )
 
     def _check_cache(self) -> None:

@@ -17,6 +17,11 @@ STAGE_SECONDS = Histogram(
     "Loading a policy version beside the active one.",
     buckets=_SECONDS,
 )
+SLEEP_SECONDS = Histogram(
+    "tailrace_inference_sleep_seconds",
+    "Time without the device, while the learner has it (`colocated: true`).",
+    buckets=(0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 300.0),
+)
 SWAP_SECONDS = Histogram(
     "tailrace_inference_weights_swap_seconds", "Pause in which a policy version becomes active.",
     buckets=_SECONDS,

@@ -22,8 +22,10 @@ class EngineFeatures(msgspec.Struct, frozen=True, kw_only=True):
     guided: bool = False  # replies bound to a grammar
     adapters: bool = False  # updates that hold adapters alone
     kv_on_update: tuple[KvOnUpdate, ...] = ("recompute", "keep")
+    prefix_reuse: bool = True  # a turn finds keys and values of the one before
     cache_salt: bool = False  # prefixes kept apart by policy version; otherwise an update drops them
     speculative: bool = False
+    sleep: bool = False  # its device memory can be given back while it is paused
     engine_args: bool = True  # whether `inference.engine_args` reaches it
     unread_settings: tuple[str, ...] = ()  # keys of `inference` without an effect on this engine
 
@@ -46,6 +48,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_recomputed_tokens: int = 0  # computed again after a weight update or a preemption
     num_stale_kv_tokens: int = 0  # sampled over keys and values of an older policy version
     num_preemptions: int = 0
+    num_preempted_tokens: int = 0  # computed again after a preemption; an estimate in other packages
+    host_capacity_tokens: int = 0  # of a second cache in host memory, for evicted prefixes
     num_finished: int = 0
     num_nonfinite_logprobs: int = 0
 
@@ -138,6 +142,15 @@ class Engine(Protocol):
 
     async def resume(self) -> None:
         """Goes on with all calls."""
+
+    def allow_sleep(self) -> None:
+        """Prepares for `sleep` and `wake` (`features.sleep`). Called before `start` or never."""
+
+    async def sleep(self) -> None:
+        """Frees the device memory of weights, keys and values; called between `pause` and `resume`."""
+
+    async def wake(self) -> None:
+        """Takes the memory again, with the same weights; keys and values are computed again."""
 
     def stats(self) -> EngineStats:
         """Snapshot of the engine, at most some steps old."""

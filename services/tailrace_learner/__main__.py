@@ -7,18 +7,20 @@ Order of the start: model, model card, warm start, optimizer, release of the che
 of the new lineage, first checkpoint of the lineage, first version; then the steps.
 """
 
-import hashlib
+import asyncio
 import math
 import sys
 import time
 from collections.abc import Mapping, Set
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from tailrace.clock import SystemClock
 from tailrace.config import ConfigError, RunConfig
+from tailrace.device_turn import DeviceTurn
 from tailrace.log import get_logger
 from tailrace.runtime import Args, Service, StopService, run_with_args, serve
 from tailrace.store import Blobs, Outbox, TrajectoryBuffer, Versions, connect
@@ -29,6 +31,7 @@ from tailrace_learner.adapters.checkpoints import (
     read_checkpoint,
 )
 from tailrace_learner.adapters.compute_thread import ComputeThread, keep_freed_memory
+from tailrace_learner.adapters.device import LearnerDevice
 from tailrace_learner.adapters.launch import gather_ranks, join_ranks, leave, ready_host, run_ranks
 from tailrace_learner.adapters.rank_controller import RankController
 from tailrace_learner.adapters.ranks import launched_rank
@@ -41,11 +44,19 @@ from tailrace_learner.config import LearnerConfig, WarmStart, check_with_run
 from tailrace_learner.core.batch.group_returns import limits_of
 from tailrace_learner.core.step.optimizer import try_optimizer
 from tailrace_learner.core.step.progress import saved_event
-from tailrace_learner.core.step.run_state import Origin, RunState, first_state, origin, resumed_state
+from tailrace_learner.core.step.run_state import (
+    Origin,
+    RunState,
+    changed_keys,
+    first_state,
+    origin,
+    resumed_state,
+)
 from tailrace_learner.core.step.warm_start import TooFewDemonstrationsError
 from tailrace_learner.handlers import SERVICE, Learner, LearnerPorts
+from tailrace_learner.ports import OWN_DEVICE
 from tailrace_protos.base import encode_json
-from tailrace_protos.event import LearnerResumed, ModelPrepared
+from tailrace_protos.event import LearnerResumed, ModelPrepared, WarmStartAdvanced
 
 log = get_logger(__name__)
 
@@ -60,8 +71,11 @@ class _Process:
         self.config = checked_config(args)
         self.trackers = tracker_makers(args.run, self.config.chosen_trackers)
         try_optimizers(self.config)
-        self.digest = hashlib.sha256(encode_json(args.experiment)).hexdigest()
-        self.service = Service(SERVICE, args.run, args.endpoints, instance_id=args.instance_id)
+        # As JSON has it, so that it equals the copy in a checkpoint.
+        self.experiment = msgspec.json.decode(encode_json(args.experiment), type=dict[str, Any])
+        self.service = Service(
+            SERVICE, args.run, args.endpoints, instance_id=args.instance_id, drain_s=self.config.drain_s
+        )
         self.compute = ComputeThread(self.config.num_threads)
         self.folder = CheckpointFolder(self.run.run_dir)
         self.service.on_start(self.start)
@@ -75,6 +89,7 @@ class _Process:
         service.on_drain(redis.aclose)
         self.buffer, self.outbox = TrajectoryBuffer(redis, name), Outbox(redis, name)
         self.blobs, self.versions = Blobs(redis, name), Versions(redis, name)
+        self.turn = await self.first_turn()
         known = {lineage for lineage, _ in (await self.versions.all()).values()}
         checkpoint = self.find_checkpoint(known)
         learner = await self.prepare(checkpoint)
@@ -99,7 +114,17 @@ class _Process:
         log.info(
             "lineage started", lineage=state.lineage, step=state.step, checkpoint=resumed.checkpoint
         )
+        service.on_stop(learner.stop)
         service.loop("steps", learner.run_forever)
+
+    async def first_turn(self) -> DeviceTurn | None:
+        """Takes the device before servers get theirs; None if it is not shared."""
+        if not self.run.colocated:
+            return None
+        turn = DeviceTurn(self.run.run_dir / "state", self.service.endpoints.host_id, "learner")
+        self.service.on_drain(turn.aclose)
+        await turn.take()
+        return turn
 
     def find_checkpoint(self, known: Set[str]) -> Checkpoint | None:
         """Find the checkpoint to continue from, if any; `known`: lineages of this run in Redis."""
@@ -118,8 +143,8 @@ class _Process:
                         f"resume_from_checkpoint: there is no checkpoint in {self.folder.root}: "
                         "set it to false to start anew"
                     )
-        if found is not None and found.state.config_digest != self.digest:
-            log.warning("the experiment changed since the checkpoint was saved", path=str(found.path))
+        if found is not None and (keys := changed_keys(found.state, self.experiment)):
+            log.warning("the experiment changed since the checkpoint was saved", keys=keys)
         return found
 
     def is_worth_saving(self, checkpoint: Checkpoint | None, known: Set[str]) -> bool:
@@ -140,9 +165,9 @@ class _Process:
         await self.blobs.put_model_card(self.trainer.card)
         if checkpoint is None:
             await self.begin()
-            state = msgspec.structs.replace(first_state(), config_digest=self.digest)
+            state = msgspec.structs.replace(first_state(), experiment=self.experiment)
         else:
-            state = resumed_state(checkpoint.state, self.digest)
+            state = resumed_state(checkpoint.state, self.experiment)
         await self.compute(self.trainer.restore, path)
         return self.put_together(msgspec.structs.replace(state, reference=self.trainer.reference))
 
@@ -150,7 +175,7 @@ class _Process:
         """Warm-start a new model if the experiment asks for it, and emit `ModelPrepared`."""
         began_s, warm, loss = time.monotonic(), self.config.warm_start, math.nan
         if warm is not None:
-            loss = await self.compute(self.warm_start, warm)
+            loss = await self.compute(self.warm_start, warm, asyncio.get_running_loop())
         prepared = ModelPrepared(
             num_parameters=self.trainer.num_parameters,
             warm_start_steps=0 if warm is None else warm.num_steps,
@@ -161,12 +186,16 @@ class _Process:
         )
         await self.outbox.emit(SERVICE, prepared)
 
-    def warm_start(self, warm: WarmStart) -> float:
-        """Run the supervised steps; a drain ends them early."""
+    def warm_start(self, warm: WarmStart, loop: asyncio.AbstractEventLoop) -> float:
+        """Run the supervised steps; a drain ends them early. `loop` emits the events of progress."""
 
         def on_step(step: int, loss: float) -> None:
             if self.service.draining.is_set():
                 raise StopService(0, "drained during the warm start")
+            if 100 * step // warm.num_steps > 100 * (step - 1) // warm.num_steps:
+                advanced = WarmStartAdvanced(step, warm.num_steps, loss)
+                # Not awaited: it is for views alone, which may lose it while Redis is away.
+                asyncio.run_coroutine_threadsafe(self.outbox.emit(SERVICE, advanced), loop)
             if step % _LOG_EVERY == 0 or step == warm.num_steps:
                 log.info("warm start", step=step, num_steps=warm.num_steps, loss=loss)
 
@@ -179,7 +208,9 @@ class _Process:
     def put_together(self, state: RunState) -> Learner:
         """Connect the learner to everything outside of it."""
         run, config, service = self.run, self.config, self.service
-        weights = WeightPublisher(service.bus, run.exp_name, service.endpoints.host_id)
+        weights = WeightPublisher(
+            service.bus, run.exp_name, service.endpoints.host_id, bind_host=config.bind_host
+        )
         service.on_drain(weights.close)
         feeds = tracker_feeds(run, self.trackers, state.step)
         for feed in feeds:
@@ -196,6 +227,9 @@ class _Process:
             read_weights=self.trainer.weights,
             take_snapshot=self.trainer.snapshot,
             on_step_finished=[feed.reached for feed in feeds],
+            device=OWN_DEVICE
+            if self.turn is None
+            else LearnerDevice(self.turn, self.compute, self.trainer),
             trajectories=TrajectoryFiles(run.run_dir) if config.save_trajectories else None,
         )
         return Learner(ports, self.trainer, run, config, state, limits_of(self.trainer.card))

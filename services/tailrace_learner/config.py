@@ -118,16 +118,20 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model; `auto` takes the CUDA device if torch sees one."""
 
+    bind_host: str = "127.0.0.1"
+    """Address on which a weight_sync of another host fetches new weights (0.0.0.0: all interfaces).
+    Every address but loopback switches encryption on."""
+
+    drain_s: float = 20.0
+    """Seconds after SIGTERM or Ctrl-C to end the computation in progress and to save a checkpoint. Then
+    the process ends without one."""
+
     num_threads: int = 1
     """Threads that torch may use on the CPU. More than one helps only where cores are idle."""
 
     cpu_matmul: CpuMatmul = "auto"
     """Library that multiplies float32 matrices on the CPU: torch's default (`torch`: MKL on x86) or
     `onednn`. `auto` takes oneDNN on every processor but Intel's, where the default is faster."""
-
-    stale_tokens: Literal["mask", "drop_group"] = "mask"
-    """Treatment of tokens more than `max_staleness` steps old. `mask`: only they are not trained.
-    `drop_group`: their whole group is given back and another is admitted instead."""
 
     temperature: float = 1.0
     """Temperature at which training episodes are sampled, and of the learner's log-probabilities."""
@@ -202,6 +206,8 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
         check_roles(self, self.reference, self.critic, self.strategy_args)
         if self.max_mismatch is not None and not self.max_mismatch > 0:
             raise ValueError("max_mismatch must be positive, or null to let servers be")
+        if self.drain_s <= 0:
+            raise ValueError("drain_s must be positive")
         if self.min_tokens_per_micro_batch > self.max_tokens_per_micro_batch:
             raise ValueError("min_tokens_per_micro_batch must not exceed max_tokens_per_micro_batch")
         chosen_trackers(self.trackers, self.tensorboard, self.wandb)
@@ -252,6 +258,12 @@ def check_with_run(config: LearnerConfig, run: RunConfig) -> None:
         raise ValueError(
             "give either pretrain (a model to start from) or learner.from_scratch (a new one), not "
             f"{'both: learner.from_scratch=null drops the latter' if run.pretrain else 'neither'}"
+        )
+    strategy = config.strategy_args.resolved_name
+    if run.colocated and strategy in ("deepspeed", "megatron"):
+        raise ValueError(
+            f"colocated: learner.strategy_args.strategy_name {strategy} cannot give its memory to "
+            "servers: use single or fsdp2, or set colocated: false"
         )
     if config.num_mini_batches > run.groups_per_step:
         raise ValueError(

@@ -34,7 +34,8 @@ class StrategyArgs(Config, frozen=True, kw_only=True):
     for more."""
 
     num_ranks: int = 1
-    """Processes that compute a step together, started on this host; one GPU each, if there are any."""
+    """Processes that compute a step together, one GPU each, if there are any. They start on this host,
+    or in equal parts on the hosts of the chart's `learner.nodes`."""
 
     zero_stage: Literal[1, 2, 3] = 2
     """Parts that `deepspeed` cuts over the ranks: the optimizer's state (1), gradients too (2), weights

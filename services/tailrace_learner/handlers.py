@@ -3,8 +3,8 @@
 Order of a step: take groups and compute them as they come; change the weights; begin the next step
 while this one's weights are published; emit `StepFinished` after the publication. A checkpoint waits
 for the publication of its step, is copied between two passes and written while training goes on; the
-buffer releases its groups once it is durable. Any failure here ends the process: the next process
-continues from the newest checkpoint.
+buffer releases its groups once it is durable. A stop leaves an unfinished step and saves a checkpoint.
+Any failure here ends the process: the next process continues from the newest checkpoint.
 """
 
 import asyncio
@@ -18,8 +18,10 @@ from tailrace.clock import Clock
 from tailrace.config import RunConfig
 from tailrace.log import get_logger
 from tailrace.runtime import StopService
+from tailrace.tracing import carried, span
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner import metrics
+from tailrace_learner.adapters.step_trace import StepTrace
 from tailrace_learner.adapters.trajectory_files import TrajectoryFiles
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.group_returns import NO_LIMITS, RowLimits
@@ -30,8 +32,10 @@ from tailrace_learner.core.mismatch.drift import DRIFT
 from tailrace_learner.core.step.progress import Progress, Timing, saved_event
 from tailrace_learner.core.step.run_state import RunState
 from tailrace_learner.ports import (
+    OWN_DEVICE,
     CheckpointStore,
     Computer,
+    Device,
     EventSink,
     GroupSource,
     GroupTrainer,
@@ -80,6 +84,7 @@ class LearnerPorts:
     take_snapshot: Callable[[], Any]  # copies weights and optimizer state to the host
     on_step_finished: Sequence[Callable[[int], None]] = ()  # called with the step; return at once
     trajectories: TrajectoryFiles | None = None
+    device: Device = OWN_DEVICE
 
 
 class Learner:
@@ -101,13 +106,20 @@ class Learner:
         self._progress = Progress(state, run, config.max_retained_bytes)
         self._quarantine = dict(state.quarantine)  # source -> step of its last good reading
         self._builder = TrainingRowBuilder(
-            config, run.max_staleness, state.ancestry, limits, self._quarantine
+            config,
+            run.max_staleness,
+            state.ancestry,
+            limits,
+            self._quarantine,
+            drops_stale=run.stale_groups == "drop",
         )
         self._versions: dict[int, tuple[str, int]] = {}
         self._publishing: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._base_version: int | None = None  # None: every version is whole
         self._entered = False
+        self._is_stopping = False
+        self._ended = asyncio.Event()
         self._step_ended_s = ports.clock.monotonic_s()
 
     @property
@@ -122,12 +134,22 @@ class Learner:
             raise StopService(_EXIT_FAILED, reason)
         self._entered = True
         self._step_ended_s = self._ports.clock.monotonic_s()
-        async with asyncio.TaskGroup() as tasks:
-            while not self._progress.is_finished:
-                await self._step(tasks)
-                await self._save_if_due(tasks)
-            await self._published()
-            await self._save_last()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while not self._progress.is_finished and await self._step(tasks):
+                    await self._save_if_due(tasks)
+                await self._published()
+                await self._ports.device.give()
+                await self._save_last()
+        finally:
+            self._ended.set()
+
+    async def stop(self) -> None:
+        """End the steps and save what they did; the groups of an unfinished step stay in the buffer."""
+        self._is_stopping = True
+        if self._entered and not self._ended.is_set():
+            log.info("stopping: saves a checkpoint", step=self.state.step)
+            await self._ended.wait()
 
     async def save_first(self) -> None:
         """Checkpoint before the first step, so that a restart need not prepare the model again."""
@@ -141,21 +163,33 @@ class Learner:
             self._base_version = version
         self._progress.published(version)
 
-    async def _step(self, tasks: asyncio.TaskGroup) -> None:
+    async def _step(self, tasks: asyncio.TaskGroup) -> bool:
+        """Do one step; False if the learner was stopped before it was done."""
         timing = Timing(self._step_ended_s)
         ports, trainer = self._ports, self._trainer
+        await self._waited(timing, ports.device.take())
         await ports.compute(trainer.begin, self.state.step)
+        self._progress.begin_step()
+        await ports.device.give()
         groups: list[TrajectoryGroup] = []
+        trace = StepTrace()
         num_dropped = 0
         while trainer.num_missing_groups:
-            waiting = ports.source.next_groups(trainer.num_missing_groups, _BLOCK_S)
+            if self._is_stopping:
+                self._progress.abandon_step()
+                return False
+            old_step = self._run.old_step(self.state.step)
+            waiting = ports.source.next_groups(trainer.num_missing_groups, _BLOCK_S, old_step)
             taken = await self._waited(timing, waiting)
             kept = await self._add(taken)
             groups += kept
+            trace.take(kept, ports.clock.unix_s())
             num_dropped += len(taken) - len(kept)
-            if taken:
-                await self._compute(timing, trainer.work)
-                await self._quarantine_found()
+            if taken and not ports.device.is_shared:
+                await self._work(timing)
+        await self._waited(timing, ports.device.take())
+        if ports.device.is_shared:
+            await self._work(timing)
         numbers = await self._compute(timing, trainer.finish)
         _observe_drift(numbers)
         weights = await ports.compute(ports.read_weights, False)
@@ -168,7 +202,13 @@ class Learner:
             timing, ports.clock.unix_s(), group_ids, num_dropped, numbers
         )
         await self._published()
-        self._publishing = tasks.create_task(self._publish(weights, finished), name="publish")
+        with carried(trace.end(finished)):
+            self._publishing = tasks.create_task(self._publish(weights, finished), name="publish")
+        return True
+
+    async def _work(self, timing: Timing) -> None:
+        await self._compute(timing, self._trainer.work)
+        await self._quarantine_found()
 
     async def _add(self, taken: Sequence[TakenGroup]) -> list[TrajectoryGroup]:
         """Add groups to the step and give refused ones back; returns those added."""
@@ -220,7 +260,8 @@ class Learner:
     # Versions
 
     async def _publish(self, weights: Sequence[TensorBytes], finished: StepFinished) -> None:
-        version = await self._offer(weights, finished.step)
+        with span("publish weights", step=finished.step):
+            version = await self._offer(weights, finished.step)
         finished = msgspec.structs.replace(finished, policy_version=version)
         await self._ports.events.emit(SERVICE, finished)
         self._progress.published(version)
@@ -256,14 +297,19 @@ class Learner:
         self._saving = tasks.create_task(self._save(copy, state), name="save")
 
     async def _save_last(self) -> None:
-        """Repeat until the last checkpoint is on disk."""
+        """Repeat until the last checkpoint is on disk; at a stop, try once."""
         await self._saved()
-        while self._progress.is_save_overdue:
-            await self._ports.clock.sleep(_SAVE_AGAIN_S)
+        if self._is_stopping and self._progress.has_unsaved_steps:
             await self._save(*await self._copy())
+        while self._progress.is_save_overdue and not self._is_stopping:
+            await self._ports.clock.sleep(_SAVE_AGAIN_S)
+            copy, state = await self._copy()
+            await self._ports.device.give()
+            await self._save(copy, state)
 
     async def _copy(self) -> tuple[object, RunState]:
         """Copy the model between two passes; returns the copy and the state for its checkpoint."""
+        await self._ports.device.take()
         copy = await self._ports.compute(self._ports.take_snapshot)
         return copy, self._progress.saving(self._ports.clock.unix_s())
 

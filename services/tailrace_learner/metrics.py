@@ -39,3 +39,8 @@ FAILED_TRAJECTORY_FILES = Counter(
 )
 FAILED_TRACKERS = Counter("tailrace_learner_failed_trackers", "Failures of a tracker.", ["tracker"])
 SKIPPED_UPDATES = Counter("tailrace_learner_skipped_updates", "Updates without a finite gradient.")
+DEVICE_WAIT_SECONDS = Histogram(
+    "tailrace_learner_device_wait_seconds",
+    "Time until all inference servers sleep (`colocated: true`).",
+    buckets=(0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0),
+)

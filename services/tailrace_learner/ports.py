@@ -19,8 +19,11 @@ TakenGroup = tuple[str, int, TrajectoryGroup]
 class GroupSource(Protocol):
     """The learner's side of the trajectory buffer."""
 
-    async def next_groups(self, max_groups: int, block_s: float) -> Sequence[TakenGroup]:
-        """Returns closed groups in order; after a start all retained ones again."""
+    async def next_groups(self, max_groups: int, block_s: float, old_step: int) -> Sequence[TakenGroup]:
+        """Returns closed groups, oldest first; after a start all retained ones again.
+
+        Keeps places for open groups whose first tokens are of `old_step` or before.
+        """
 
     async def mark_dropped(self, entry_ids: Sequence[str], reason: str) -> None:
         """Give groups back untrained."""
@@ -65,6 +68,33 @@ class Computer(Protocol):
 
     async def __call__(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` and return its result."""
+
+
+class Device(Protocol):
+    """The learner's device; if it `is_shared`, inference servers and the learner take turns."""
+
+    is_shared: bool
+
+    async def take(self) -> None:
+        """Waits until all servers sleep; does nothing during the learner's turn."""
+
+    async def give(self) -> None:
+        """Frees the device's memory and lets the servers compute; does nothing during their turn."""
+
+
+class OwnDevice:
+    """A device of the learner alone."""
+
+    is_shared = False
+
+    async def take(self) -> None:
+        """See `Device`."""
+
+    async def give(self) -> None:
+        """See `Device`."""
+
+
+OWN_DEVICE = OwnDevice()
 
 
 class Ranks(Protocol):

@@ -13,7 +13,7 @@ from tailrace_reward.config_models import GATEWAY, JudgeArgs, RewardModelArgs
 
 __all__ = ["JudgeArgs", "RewardConfig", "RewardEntry", "RewardModelArgs"]
 
-_FUNCTION = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+_FUNCTION = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
 
 
 class RewardEntry(Config, frozen=True, kw_only=True):

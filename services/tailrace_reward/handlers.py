@@ -1,5 +1,8 @@
 """Score requests: decode, score, reply."""
 
+import time
+
+from tailrace import tracing
 from tailrace_protos.reward import ScoreReply, ScoreRequest
 from tailrace_reward import metrics
 from tailrace_reward.core.scoring import Scorer
@@ -15,7 +18,19 @@ class ScoreHandler:
 
     async def score(self, request: ScoreRequest) -> ScoreReply:
         """Scores of all items; an item that cannot be scored has an error in its place."""
-        scores = await self._scorer.score(request.items)
+        began_unix_s = time.time()
+        with metrics.SCORING.track_inprogress():
+            scores = await self._scorer.score(request.items)
+        for score in scores:
+            if root := tracing.episode(score.episode_id):
+                tracing.record(
+                    "score",
+                    root,
+                    began_unix_s,
+                    time.time(),
+                    reward=score.reward,
+                    num_episodes=len(scores),
+                )
         num_failed = sum(score.error is not None for score in scores)
         self._ok.inc(len(scores) - num_failed)
         self._failed.inc(num_failed)

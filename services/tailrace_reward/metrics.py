@@ -1,8 +1,9 @@
 """Prometheus metrics of the reward service."""
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 SCORES = Counter("tailrace_reward_scores", "Episodes scored, by result (ok, failed).", ["result"])
+SCORING = Gauge("tailrace_reward_requests_in_scoring", "Requests whose episodes are being scored.")
 CALL_SECONDS = Histogram(
     "tailrace_reward_call_seconds",
     "Time that a reward function took, the wait for a process not included.",

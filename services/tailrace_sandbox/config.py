@@ -21,7 +21,7 @@ class CallLimits(Config, frozen=True, kw_only=True):
     """Processor time of each single process."""
 
     memory_bytes: int = 512 * MIB
-    """Memory of all processes of a call together, without files."""
+    """Memory of all processes of a call together, without files; pipes and sockets count as full."""
 
     max_processes: int = 32
     """Processes and threads of a call at any moment."""
@@ -34,6 +34,10 @@ class CallLimits(Config, frozen=True, kw_only=True):
 
     max_open_files: int = 128
     """Open files of each single process."""
+
+    max_mappings: int = 16384
+    """Memory mappings of all processes of a call together. The kernel's memory for them counts to no
+    process, and many of them slow the checks down."""
 
     max_output_bytes: int = 64 * 1024
     """Bytes kept of standard output, and as many of standard error. The rest is dropped; a call that

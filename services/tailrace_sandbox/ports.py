@@ -6,15 +6,16 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Execution:
-    """Result of one call. `reason`: the limit that ended it; empty: it ended by itself."""
+    """Result of one call. `reason`: the limit that ended or interrupted it; empty: none did."""
 
     exit_code: int  # negative: the signal that ended it
     stdout: str = ""
     stderr: str = ""
     reason: str = ""
     is_cut: bool = False  # output beyond the limit is missing
-    files: dict[str, str] = field(default_factory=dict)  # content in base64, by path
+    files: dict[str, bytes] = field(default_factory=dict)  # content, by path
     refused: tuple[str, ...] = ()  # files that were asked for and are too large or none
+    ended_session: bool = False  # its variables and files are gone
 
     @property
     def is_ok(self) -> bool:
@@ -34,7 +35,7 @@ class Work:
     code: str
     wall_s: float
     stdin: str = ""
-    files: dict[str, str] = field(default_factory=dict)  # content in base64, by path
+    files: dict[str, bytes] = field(default_factory=dict)  # content, by path
     outputs: tuple[str, ...] = ()  # patterns of files that are wanted back
 
     @property

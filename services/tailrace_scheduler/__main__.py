@@ -1,6 +1,7 @@
 """Process of the scheduler: reads its configuration, wires its parts, runs."""
 
 import hashlib
+import shutil
 import sys
 
 from tailrace.clock import SystemClock
@@ -10,6 +11,7 @@ from tailrace.store import Outbox, connect
 from tailrace_protos import subjects
 from tailrace_protos.base import encode_json
 from tailrace_protos.control import AgentActivity, LeaseReport, LeaseRequest
+from tailrace_scheduler import metrics
 from tailrace_scheduler.adapters.nats_queue import NatsQueue
 from tailrace_scheduler.adapters.redis_groups import RedisGroups
 from tailrace_scheduler.adapters.run_files import EventFile, MetricsFile
@@ -32,6 +34,8 @@ async def build(args: Args) -> Service:
         events, rows = EventFile(args.run.run_dir), MetricsFile(args.run.run_dir)
     except DiskFullError as error:
         raise ConfigError(str(error)) from error
+    metrics.MAX_STALENESS.set(args.run.max_staleness)
+    metrics.FREE_DISK.set_function(lambda: shutil.disk_usage(args.run.run_dir).free)
     connection = await connect(args.endpoints.redis_url)
     world = SchedulerDependencies(
         run=run,
@@ -68,8 +72,10 @@ def declare(service: Service, actor: SchedulerActor, run: str) -> None:
     service.endpoint(subjects.lease(run), LeaseRequest, actor.on_lease)
     service.subscribe(subjects.lease_report(run), LeaseReport, actor.on_lease_report)
     service.subscribe(subjects.activity(run), AgentActivity, actor.on_activity)
-    for name in ("relay", "tick", "carry_out", "publish", "reconcile", "report", "watch_model"):
+    for name in ("relay", "tick", "carry_out", "publish", "probe", "reconcile", "report"):
         service.loop(name, getattr(actor, name))
+    service.loop("watch_model", actor.watch_model)
+    service.loop("watch_learner", actor.watch_learner)
 
 
 def main() -> int:

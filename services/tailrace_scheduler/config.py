@@ -41,15 +41,27 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     later tokens of a longer evaluation come from newer weights. null: true with named `evaluations`."""
 
     group_timeout_s: float = 600.0
-    """Seconds from a group's admission until it closes with the members that have settled. With
-    `agents.workflow.mode: outside`: seconds after its last episode was leased for the first time."""
+    """Seconds until a group closes with the members that have settled, from the moment when its last
+    episode got a server. With `agents.workflow.mode: outside`: seconds after its last episode was
+    leased for the first time."""
+
+    ask_after_s: float = 5.0
+    """Seconds between two turns of an episode (a tool call, a step of an environment) after which the
+    second one asks for its server. Shorter ones stay without asking. An asking turn stays, moves to
+    another server, or waits until one has room, at most until the episode's deadline."""
 
     min_valid: int = 0
     """Members with a valid outcome that a group needs to be trained on; 0: two if members are
     compared with each other (`group_size` above 1), else one."""
 
-    max_buffered_groups: int = 1024
-    """Groups that may run or wait for the learner; admission stops at this bound."""
+    max_waste: float = 0.05
+    """With `stale_groups: auto`: share of the sampled tokens that groups may throw away by closing
+    early."""
+
+    max_buffered_groups: int = 0
+    """Groups that may run or wait for the learner; admission stops at this bound. 0: no bound besides
+    `max_buffered_bytes` and the run's `max_staleness`. A group that waits for a server costs no message
+    and less than 1 KB an episode."""
 
     max_buffered_bytes: int = 1 << 30
     """Bytes of trajectories that may wait for the learner, with those expected of running groups.
@@ -64,6 +76,11 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
 
     server_timeout_s: float = 5.0
     """Seconds without a heartbeat after which an inference server gets no more episodes."""
+
+    max_version_spread: int = 0
+    """Policy versions that an inference server may lie behind the newest one that another server has
+    applied. A server further behind finishes its episodes and gets no new ones until it has caught up;
+    the others go on. 0: the run's `max_staleness`, at least 1."""
 
     reconcile_interval_s: float = 5.0
     """Seconds between two comparisons of unsettled episodes with the work queue; an episode missing
@@ -97,19 +114,37 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         _check_shares(
             "eval_tags", eval_tags, "eval_num_groups_partition", self.eval_num_groups_partition
         )
-        for key in ("eval_groups", "eval_group_size", "max_buffered_groups", "max_attempts"):
+        for key in ("eval_groups", "eval_group_size", "max_attempts"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")
-        for key in ("eval_interim_groups", "min_valid", *_LIMITS):
+        for key in (
+            "eval_interim_groups",
+            "max_buffered_groups",
+            "min_valid",
+            "max_version_spread",
+            *_LIMITS,
+        ):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} must not be negative")
-        for key in ("group_timeout_s", "lease_ttl_s", "server_timeout_s", "reconcile_interval_s"):
+        if not 0 <= self.max_waste <= 1:
+            raise ValueError("max_waste must be a share, 0 to 1")
+        for key in (
+            "group_timeout_s",
+            "ask_after_s",
+            "lease_ttl_s",
+            "server_timeout_s",
+            "reconcile_interval_s",
+        ):
             if not getattr(self, key) > 0:
                 raise ValueError(f"{key} must be positive")
 
     def pins_evaluations(self, run: RunConfig) -> bool:
         """Tell whether weights stay as they are during an evaluation."""
         return bool(run.evaluations) if self.pin_evaluations is None else self.pin_evaluations
+
+    def version_spread(self, run: RunConfig) -> int:
+        """Versions that a server with new episodes may lie behind the newest one."""
+        return self.max_version_spread or max(run.max_staleness, 1)
 
     @property
     def eval_episodes_per_task(self) -> int:
@@ -161,7 +196,7 @@ class CapacityError(ValueError):
 
 def check_capacity(run: RunConfig, config: SchedulerConfig) -> None:
     """Raise `CapacityError` (a `ValueError`) when one step's groups can never come together."""
-    if config.max_buffered_groups < run.groups_per_step:
+    if 0 < config.max_buffered_groups < run.groups_per_step:
         raise CapacityError(
             "scheduler.max_buffered_groups",
             config.max_buffered_groups,

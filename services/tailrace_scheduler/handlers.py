@@ -1,10 +1,10 @@
 """Edge of the scheduler: passes input to the core and carries its decisions out.
 
-Four lanes, each in order and each repeatable from its start: the *relay* takes events from the outbox
+Five lanes, each in order and each repeatable from its start: the *relay* takes events from the outbox
 to `events.jsonl`, the core, `metrics.jsonl` and the EVENTS stream, and only then acknowledges them; the
 *store lane* carries decisions out in Redis; the *queue lane* publishes episodes, so that a full queue
-holds up nothing else; the *reconciler* compares what is unsettled with what the queue holds. A decision
-leaves its lane when it has been carried out.
+holds up nothing else; the *probe lane* asks failing servers for a token; the *reconciler* compares what
+is unsettled with what the queue holds. A decision leaves its lane when it has been carried out.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderError
+from tailrace.bus import Bus, CallFailedError
 from tailrace.clock import Clock
 from tailrace.log import get_logger
 from tailrace.retry import Backoff
 from tailrace_protos import subjects
 from tailrace_protos.control import (
     AgentActivity,
-    DrainRequest,
     LeaseReply,
     LeaseReport,
     LeaseRequest,
+    SchedulerBegan,
     ServerStatus,
 )
 from tailrace_protos.episode import EpisodeTask
@@ -35,16 +35,12 @@ from tailrace_protos.event import Event, HintChanged, RunFailed, RunStarted
 from tailrace_protos.generation import CallErrorCode
 from tailrace_protos.subjects import PHASES, Phase
 from tailrace_scheduler import metrics
-from tailrace_scheduler.core.decisions import (
-    AdmitGroup,
-    Decision,
-    DrainServer,
-    Emit,
-    Republish,
-    SettleMembers,
-)
+from tailrace_scheduler.adapters.executor import Executor
+from tailrace_scheduler.adapters.traces import RootSpans
+from tailrace_scheduler.core.decisions import Decision, StoreDecision
 from tailrace_scheduler.core.run_log import Change, Rewind, fold
 from tailrace_scheduler.core.scheduler import SchedulerCore
+from tailrace_scheduler.core.streams.decisions import ProbeServer
 from tailrace_scheduler.ports import (
     DiskFullError,
     EpisodeQueue,
@@ -60,11 +56,10 @@ READ_EVENTS = 512
 COALESCE_S = 0.01  # the relay waits so long after a small batch, that the next one is larger
 TICK_S = 0.1
 STATUS_S = 0.5
-DRAIN_TIMEOUT_S = 2.0
 MODEL_CHECK_S = 2.0
+LEARNER_CHECK_S = 0.5
 BATCH = 256
 PUBLISH_BATCH = 512
-SURELY_DEDUPLICATED_S = 60.0  # half of JetStream's window
 REASONS = ("credit", "buffer", "servers", "weights", "evaluation")
 
 T = TypeVar("T")
@@ -131,11 +126,15 @@ class SchedulerActor:
         self._clock = world.clock
         self._reconcile_interval_s = reconcile_interval_s
         self._on_ready = on_ready
-        self._decided: Lane[Decision] = Lane("store")
+        self._executor = Executor(world.run, world.bus, world.store)
+        self._decided: Lane[StoreDecision] = Lane("store")
+        self._probes: Lane[ProbeServer] = Lane("probe")
         self._outgoing: Lane[EpisodeTask] = Lane("queue")
         self._unwritten: deque[Change] = deque()
+        self._lagging: dict[str, int] = {}  # as reported last
         self._has_adopted = False
         self._finish_is_relayed = False
+        self._traces = RootSpans()
 
     # Start
 
@@ -156,35 +155,35 @@ class SchedulerActor:
         backoff = Backoff(0.2, 1.0)
         while not self._world.events.lock():
             if backoff.num_failures == 0:
+                self._on_ready()  # to take over
                 log.info("standing by: another scheduler writes this run's log")
             await backoff.sleep()
 
     async def _adopt(self) -> None:
         """Take over the groups open in Redis, after all old events; begin to decide."""
-        store = self._world.store
+        store, queue = self._world.store, self._world.queue
+        queued = [task for phase in PHASES for task in (await queue.held(phase)).values()]
         plans, next_index = await store.open_plans(), await store.next_group_index()
-        now_s = self._clock.unix_s()
-        unfinished = self._core.adopt(plans, next_index, now_s)
-        self._put(unfinished)
-        self._outgoing.put(
-            episode
-            for plan in plans
-            if self._core.was_admitted_after(plan, now_s - SURELY_DEDUPLICATED_S)
-            for episode in plan.episodes()
-            if episode.attempt == 0
-        )
+        self._put(self._core.adopt(plans, next_index, queued, self._clock.unix_s()))
         self._finish_is_relayed = self._core.is_finished
         self._has_adopted = True
         self._on_ready()
-        log.info("state taken over", num_open_groups=len(plans), next_group_index=next_index)
+        began = SchedulerBegan(uuid.uuid4().hex)
+        await self._world.bus.publish(subjects.scheduler_began(self._world.run), began)
+        log.info(
+            "state taken over",
+            num_open_groups=len(plans),
+            num_queued=len(queued),
+            next_group_index=next_index,
+        )
 
     # Input
 
     async def on_lease(self, request: LeaseRequest) -> LeaseReply:
         """Place episodes on inference servers."""
-        if len(request.episode_ids) != len(request.predicted_tokens):
+        if len(request.episode_ids) != len(request.context_tokens):
             raise CallFailedError(
-                CallErrorCode.INVALID, "predicted_tokens needs one number for each of episode_ids"
+                CallErrorCode.INVALID, "context_tokens needs one number for each of episode_ids"
             )
         reply = self._core.lease(request, self._clock.unix_s())
         metrics.LEASES.inc(len(reply.leases))
@@ -227,14 +226,24 @@ class SchedulerActor:
         """The store lane."""
         while True:
             decisions = await self._decided.head(BATCH)
-            batch = _first_of_a_kind(decisions)
-            self._outgoing.put(await self._do(batch))
-            self._decided.done(len(batch))
+            num_done, episodes = await self._executor.carry_out(decisions)
+            self._outgoing.put(episodes)
+            self._decided.done(num_done)
+
+    async def probe(self) -> None:
+        """The probe lane: failing servers get nothing until they sample a token."""
+        while True:
+            probes = await self._probes.head(BATCH)
+            results = await asyncio.gather(*(self._executor.probe(one.server_id) for one in probes))
+            for one, succeeded in zip(probes, results, strict=True):
+                self._core.on_probed(one.server_id, succeeded, self._clock.unix_s())
+            self._probes.done(len(probes))
 
     async def publish(self) -> None:
         """The queue lane."""
         while True:
             episodes = await self._outgoing.head(PUBLISH_BATCH)
+            self._traces.admitted(episodes, self._clock.unix_s())
             await self._world.queue.publish(episodes)
             self._outgoing.done(len(episodes))
 
@@ -255,11 +264,32 @@ class SchedulerActor:
             metrics.GROUPS.labels("running").set(status.num_groups_running)
             metrics.GROUPS.labels("ready").set(status.num_groups_ready)
             metrics.EPISODES.set(sum(self._core.num_unsettled(phase) for phase in PHASES))
+            metrics.WAITING.set(self._core.num_waiting)
+            metrics.SERVERS.set(status.num_servers)
             metrics.LEASES_HELD.set(self._core.num_leases)
             for reason in REASONS:
                 metrics.BLOCKED.labels(reason).set(status.blocked_by == reason)
+            self._tell_lagging(self._core.lagging(self._clock.unix_s()))
             await self._world.bus.publish(subjects.run_status(self._world.run), status)
             await self._clock.sleep(STATUS_S)
+
+    def _tell_lagging(self, lagging: dict[str, int]) -> None:
+        metrics.LAGGING.set(len(lagging))
+        for server_id in lagging.keys() - self._lagging.keys():
+            log.warning(
+                "server gets no new episodes: its weights are too old (scheduler.max_version_spread)",
+                server_id=server_id,
+                policy_version=lagging[server_id],
+            )
+        for server_id in self._lagging.keys() - lagging.keys():
+            log.info("server caught up, or is gone", server_id=server_id)
+        self._lagging = lagging
+
+    async def watch_learner(self) -> None:
+        """Look whether the learner waits for groups that it must train in this step."""
+        while self._core.closes_early:
+            self._core.learner_waits(await self._world.store.places_kept())
+            await self._clock.sleep(LEARNER_CHECK_S)
 
     async def watch_model(self) -> None:
         """Wait until the learner has a model and prepares its first weights."""
@@ -275,6 +305,7 @@ class SchedulerActor:
         for event in fresh:
             self._unwritten.extend(self._core.on_event(event, now_s))
             _log_health(event)
+            self._traces.take(event.body)
         self._decide()
         while self._unwritten:
             await self._write(lambda: self._apply_to_metrics(self._unwritten[0]))
@@ -296,6 +327,7 @@ class SchedulerActor:
             self._world.metrics.rewind(change.step)
         else:
             self._world.metrics.append(change)
+            metrics.show(change)
 
     async def _write(self, write: Callable[[], T]) -> T:
         """Write into the run directory; waits for room on a full disk."""
@@ -315,51 +347,8 @@ class SchedulerActor:
     def _put(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
             metrics.DECISIONS.labels(type(decision).__name__).inc()
-        self._decided.put(decisions)
-
-    async def _do(self, decisions: Sequence[Decision]) -> list[EpisodeTask]:
-        """Carry out decisions of one kind; returns the episodes to be published for them."""
-        admitted = [decision.plan for decision in decisions if isinstance(decision, AdmitGroup)]
-        await self._world.store.record(admitted)
-        others = await asyncio.gather(
-            *(self._do_one(decision) for decision in decisions if not isinstance(decision, AdmitGroup))
-        )
-        return [episode for plan in admitted for episode in plan.episodes()] + [
-            episode for episode in others if episode is not None
-        ]
-
-    async def _do_one(
-        self, decision: SettleMembers | Republish | Emit | DrainServer
-    ) -> EpisodeTask | None:
-        store = self._world.store
-        match decision:
-            case Emit(once, body):
-                await store.emit(once, body)
-            case DrainServer():
-                await self._drain(decision)
-            case SettleMembers(group_id, members, outcome, reason):
-                await store.settle(group_id, members, outcome, reason)
-            case Republish(plan, member, reason):
-                attempt = await store.raise_attempt(plan.group_id, member, reason)
-                log.warning(
-                    "episode goes out again", episode_id=f"{plan.group_id}.{member}", attempt=attempt
-                )
-                return None if attempt is None else plan.episode(member, attempt)
-        return None
-
-    async def _drain(self, decision: DrainServer) -> None:
-        """Ask a server to leave; one that does not answer is asked again while it shows itself."""
-        server_id, incarnation, reason = decision
-        subject = subjects.inference_control(self._world.run, server_id)
-        request = DrainRequest(reason, incarnation)
-        try:
-            await self._world.bus.request(subject, request, ServerStatus, timeout_s=DRAIN_TIMEOUT_S)
-        except (NoResponderError, CallTimeoutError, CallFailedError) as error:
-            log.warning(
-                "server did not hear that it shall leave", server_id=server_id, error=str(error)
-            )
-        else:
-            log.warning("server told to leave", server_id=server_id, reason=reason)
+        self._decided.put(one for one in decisions if not isinstance(one, ProbeServer))
+        self._probes.put(one for one in decisions if isinstance(one, ProbeServer))
 
     async def _reconcile(self, phase: Phase) -> None:
         queue = self._world.queue
@@ -384,9 +373,3 @@ def _log_health(event: Event) -> None:
                 log.info("hint no longer holds", name=name, step=step)
         case RunFailed(rule, step, reason):
             log.error("run failed", rule=rule, step=step, reason=reason)
-
-
-def _first_of_a_kind(decisions: Sequence[Decision]) -> list[Decision]:
-    """The longest start of `decisions` that is all of one type."""
-    kind = type(decisions[0])
-    return list(itertools.takewhile(lambda one: type(one) is kind, decisions))

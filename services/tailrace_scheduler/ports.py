@@ -1,6 +1,6 @@
 """Ports of the scheduler: store, queue, event source and files, with their records."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -42,6 +42,7 @@ class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 0.0  # from admission to the deadline
     attempts: tuple[int, ...] = ()  # current attempt of each member; empty: all 0
     settled: dict[int, Outcome] = {}  # member -> outcome
+    begun_step: int = -1  # optimizer step of its first tokens; -1: none was sampled
 
     def episode(self, member: int, attempt: int) -> EpisodeTask:
         """The queued task of one member."""
@@ -55,14 +56,6 @@ class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
             deadline_unix_s=self.deadline_unix_s,
             timeout_s=self.timeout_s,
         )
-
-    def episodes(self) -> list[EpisodeTask]:
-        """The tasks of all unsettled members, in the attempts that are out now."""
-        return [
-            self.episode(member, self.attempts[member] if self.attempts else 0)
-            for member in range(len(self.tasks))
-            if member not in self.settled
-        ]
 
 
 class GroupStore(Protocol):
@@ -78,6 +71,17 @@ class GroupStore(Protocol):
 
     async def next_group_index(self) -> int:
         """Place in the data order of the first train group never recorded; 0 in an empty store."""
+        ...
+
+    async def begin(self, steps: Mapping[str, int], *, defer: bool = False) -> None:
+        """Note the optimizer step of the first tokens of open groups; the first note counts.
+
+        `defer`: the new step wins.
+        """
+        ...
+
+    async def places_kept(self) -> int:
+        """Places of the learner's step for which it found no group that it may take; 0: it works."""
         ...
 
     async def settle(
@@ -126,8 +130,8 @@ class EpisodeQueue(Protocol):
         """Messages it holds, queued or being played; None if the queue does not exist any more."""
         ...
 
-    async def held(self, phase: Phase) -> set[str]:
-        """Their episode ids; slow."""
+    async def held(self, phase: Phase) -> dict[str, EpisodeTask]:
+        """Their tasks, by episode id; slow."""
         ...
 
     async def announce(self, events: Sequence[Event]) -> None:

@@ -9,13 +9,16 @@ from tailrace.runtime import Args, Service, run_service
 from tailrace.store import connect
 from tailrace_protos import subjects
 from tailrace_protos.weights import (
+    BroadcastRequest,
     CurrentWeightsRequest,
     OfferWeights,
+    RouteRequest,
     WeightManifest,
     WeightsApplied,
     WeightsAvailable,
 )
 from tailrace_weight_sync import metrics
+from tailrace_weight_sync.adapters.broadcaster import Broadcaster
 from tailrace_weight_sync.adapters.redis_versions import RedisVersions
 from tailrace_weight_sync.adapters.segment_vault import SegmentVault, SnapshotFile
 from tailrace_weight_sync.config import WeightSyncConfig
@@ -43,6 +46,7 @@ class _Process:
             bind_host=self.config.bind_host,
             advertise_host=self.config.advertise_host,
             max_delta_share=self.config.max_delta_share,
+            volume=Path(self.config.volume) / self.run if self.config.transport == "files" else None,
         )
         self.catalogue = Catalogue(self.config.keep_versions)
         self.service.on_start(self.start)
@@ -55,14 +59,49 @@ class _Process:
         await self.vault.start()
         service.on_drain(self.leave)
         versions = RedisVersions(redis, run)
-        self.sync = WeightSync(self.catalogue, self.vault, versions, self.announce)
+        broadcasts = self.config.transport == "broadcast"
+        if broadcasts:
+            await self.start_broadcaster()
+        self.sync = WeightSync(
+            self.catalogue,
+            self.vault,
+            versions,
+            self.announce,
+            relays=self.config.relays,
+            broadcasts=broadcasts,
+        )
         await self.recover(await versions.lineages())
         service.endpoint(subjects.offer_weights(run), OfferWeights, self.sync.take, mailbox=8)
         service.endpoint(subjects.current_weights(run), CurrentWeightsRequest, self.sync.current)
         service.endpoint(subjects.weights_applied(run), WeightsApplied, self.sync.applied)
+        service.endpoint(
+            subjects.weight_route(run),
+            RouteRequest,
+            self.sync.routes.route,
+            mailbox=8192,
+            concurrency=8192,
+        )
         service.loop("announce", self.announce_often)
         if self.config.snapshot_interval_s > 0:
             service.loop("snapshot", self.snapshot_often)
+
+    async def start_broadcaster(self) -> None:
+        """Answers servers that ask for a place in a broadcast."""
+        broadcaster = Broadcaster(
+            self.vault.buffer,
+            bind_host=self.config.bind_host,
+            advertise_host=self.config.advertise_host,
+            timeout_s=self.config.broadcast_timeout_s,
+        )
+        await broadcaster.start()
+        self.service.on_drain(broadcaster.stop)
+        self.service.endpoint(
+            subjects.weight_broadcast(self.run),
+            BroadcastRequest,
+            broadcaster.join,
+            mailbox=8192,
+            concurrency=8192,
+        )
 
     async def announce(self, available: WeightsAvailable) -> None:
         """Announces a version to all inference servers."""

@@ -24,3 +24,20 @@ APPLIED_VERSIONS = Counter(
 FAILED_SNAPSHOTS = Counter(
     "tailrace_weight_sync_failed_snapshots", "Snapshots that could not be written."
 )
+FAILED_FILES = Counter(
+    "tailrace_weight_sync_failed_files", "Versions that could not be written to the volume."
+)
+ROUTES = Counter(
+    "tailrace_weight_sync_routes", "Holders named to servers that fetch, by kind of holder.", ["holder"]
+)
+FAILED_HOLDERS = Counter(
+    "tailrace_weight_sync_failed_holders", "Servers that sent nothing to those that fetched from them."
+)
+BROADCASTS = Counter(
+    "tailrace_weight_sync_broadcasts", "Broadcasts to groups of servers, by outcome.", ["outcome"]
+)
+BROADCAST_SECONDS = Histogram(
+    "tailrace_weight_sync_broadcast_seconds",
+    "Time of a broadcast, with the making of a new group.",
+    buckets=(0.005, 0.02, 0.1, 0.5, 2.0, 5.0, 20.0, 60.0),
+)

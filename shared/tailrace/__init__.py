@@ -1,11 +1,13 @@
 """Code that services and users share; each module and package says what it owns.
 
-The names that users need most are exported here and imported at first use.
+The names that users need most are exported here and imported at first use. `tailrace.__version__`
+is the version of the installed package.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.metadata.version("tailrace")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES.get(name, "tailrace.sdk")), name)

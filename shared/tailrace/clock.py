@@ -24,13 +24,8 @@ class Clock(Protocol):
 class SystemClock:
     """Time of the machine."""
 
-    def unix_s(self) -> float:
-        """Seconds since the epoch."""
-        return time.time()
-
-    def monotonic_s(self) -> float:
-        """Seconds on a clock that never goes back."""
-        return time.monotonic()
+    unix_s = staticmethod(time.time)
+    monotonic_s = staticmethod(time.monotonic)
 
     async def sleep(self, delay_s: float) -> None:
         """Returns after `delay_s`."""

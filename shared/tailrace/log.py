@@ -1,8 +1,9 @@
 """Logs: one structured line per event on stderr, with ids.
 
 Each line has `service`, `run`, `instance_id` and the ids bound to the current task
-(`bound(episode_id=...)`). `TAILRACE_LOG=json|console` sets the form (default: console on a terminal,
-else json), and `TAILRACE_LOG_LEVEL` the lowest level (default info).
+(`bound(episode_id=...)`), and the `trace_id` of a sampled episode. `TAILRACE_LOG=json|console` sets
+the form (default: console on a terminal, else json), and `TAILRACE_LOG_LEVEL` the lowest level
+(default info).
 """
 
 import logging
@@ -13,9 +14,10 @@ from typing import Any, TextIO, cast
 
 import structlog
 from structlog.contextvars import bind_contextvars, bound_contextvars, merge_contextvars
-from structlog.typing import FilteringBoundLogger, Processor
+from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from tailrace.config import ConfigError
+from tailrace.tracing import current_traceparent
 
 FORMS = ("json", "console")
 
@@ -42,20 +44,22 @@ def bound(**ids: Any) -> AbstractContextManager[None]:
     return cast(AbstractContextManager[None], bound_contextvars(**ids))
 
 
-def configure(*, service: str = "", run: str = "", instance_id: str = "") -> None:
-    """Sets up the logging of this process, once at start."""
-    shared = _shared_processors()
+def configure(*, service: str = "", run: str = "", instance_id: str = "", form: str = "") -> None:
+    """Sets up the logging of this process, once at start. `form` overrides the default, not
+    `TAILRACE_LOG`.
+    """
+    shared, renderers = _shared_processors(), _renderers(form)
     handler = logging.StreamHandler(cast(TextIO, _Stderr()))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers()],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
         )
     )
     level = _level()
     logging.basicConfig(handlers=[handler], level=max(level, logging.WARNING), force=True)
     structlog.configure(
-        processors=[*shared, *_renderers()],
+        processors=[*shared, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
@@ -71,13 +75,21 @@ def bind(**ids: str) -> None:
 def _shared_processors() -> list[Processor]:
     return [
         merge_contextvars,
+        _add_trace,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
 
 
-def _renderers() -> list[Processor]:
-    form = os.environ.get("TAILRACE_LOG") or ("console" if sys.stderr.isatty() else "json")
+def _add_trace(_logger: object, _method: str, event: EventDict) -> EventDict:
+    if traceparent := current_traceparent():
+        event["trace_id"] = traceparent[3:35]
+    return event
+
+
+def _renderers(form: str) -> list[Processor]:
+    default = "console" if sys.stderr.isatty() else "json"
+    form = os.environ.get("TAILRACE_LOG") or form or default
     if form not in FORMS:
         raise ConfigError(f"TAILRACE_LOG={form!r}: use one of {', '.join(FORMS)}")
     if form == "console":

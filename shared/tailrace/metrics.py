@@ -24,6 +24,20 @@ FAILURES = Counter(
     "Unexpected exceptions, by place and exception type.",
     ["where", "error"],
 )
+LOOP_DELAY_SECONDS = Histogram(
+    "tailrace_runtime_event_loop_delay_seconds",
+    "Lateness of a timer, four times a second: work that blocks the event loop makes it late.",
+    buckets=(0.001, 0.005, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 20.0),
+)
+SPANS = Counter(
+    "tailrace_tracing_spans",
+    "Finished spans, or traces of MLflow, by receiver (otlp, mlflow) and result: sent, dropped for "
+    "a full queue, failed at the receiver.",
+    ["receiver", "result"],
+)
+QUEUED_SPANS = Gauge(
+    "tailrace_tracing_queued_spans", "Spans or traces that wait for a receiver.", ["receiver"]
+)
 READY = Gauge("tailrace_runtime_ready", "1 while the service is ready.")
 
 BUS_CONNECTED = Gauge("tailrace_bus_connected", "1 while connected to NATS.")

@@ -20,12 +20,13 @@ def join_spans(spans: Iterable[TokenSpan]) -> tuple[TokenSpan, ...]:
     for span in spans:
         if not span.num_tokens:
             continue
-        if newest is not None and _is_alike(newest, span):
+        if newest is None:
+            newest, num_tokens = span, span.num_tokens
+        elif newest.policy_version == span.policy_version and newest.source == span.source:
             num_tokens += span.num_tokens
-            continue
-        if newest is not None:
+        else:
             joined.append(_of_length(newest, num_tokens))
-        newest, num_tokens = span, span.num_tokens
+            newest, num_tokens = span, span.num_tokens
     return (*joined, _of_length(newest, num_tokens)) if newest is not None else ()
 
 
@@ -65,7 +66,3 @@ def covers_trained_tokens(row: TokenRow) -> bool:
     """True if the spans of a row cover its tokens with `loss_mask` 1 and no others."""
     counts = [span.num_tokens for span in row.spans]
     return min(counts, default=0) >= 0 and sum(counts) == int(np.count_nonzero(as_uint8(row.loss_mask)))
-
-
-def _is_alike(one: TokenSpan, other: TokenSpan) -> bool:
-    return one.policy_version == other.policy_version and one.source == other.source

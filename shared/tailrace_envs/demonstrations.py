@@ -1,13 +1,14 @@
 """Demonstrations for a warm start: random replies of a novice that knows the rules.
 
 They teach to read the task and to answer in its format, never how to win: what a policy achieves, also
-without sampling noise, is then what reinforcement learning taught it. A row is a whole episode. The
-same renderer as in the agents service makes its tokens. Tasks come from the train split only.
+without sampling noise, is then what reinforcement learning taught it. A row is a whole episode, or with
+`history_turns` one turn behind the prompt that the policy of such a run sees. The same renderer as in
+the agents service makes its tokens. Tasks come from the train split only.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle, islice
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -48,35 +49,36 @@ def demonstrations_of(
         seed: int,
         num_episodes: int,
         random_moves: float = default,
+        history_turns: int | None = None,
+        variants: Sequence[Mapping[str, Any]] = ({},),
         **options: Any,
     ) -> Iterator[DemonstrationRow]:
-        """Yields `num_episodes` rows. `options`: keys of `env_config`; the split is always train."""
+        """Yields the rows of `num_episodes` episodes. `options`: keys of `env_config`; the split is
+        always train. `variants`: keys that differ between several environments, which are played in
+        turn. `history_turns`: as that of the run's environments; null: whole episodes."""
         if not 0.0 <= random_moves <= 1.0:
             raise ValueError("random_moves must be 0 to 1")
-        if options.get("split", "train") != "train":
+        if history_turns is not None and history_turns < 0:
+            raise ValueError("history_turns must not be negative; null is whole episodes")
+        if not variants:
+            raise ValueError("variants must name at least one environment; leave it out for one")
+        chosen = [{**options, **variant} for variant in variants]
+        if any(one.get("split", "train") != "train" for one in chosen):
             raise ValueError("demonstrations come from the train split: leave out `split`")
-        make = partial(env_type, **{**options, "split": "train"})
-        yield from play_demonstrations(
-            make, novice, renderer, seed=seed, num_episodes=num_episodes, random_moves=random_moves
-        )
+        envs = cycle([env_type(**{**one, "split": "train"}) for one in chosen])
+        random = np.random.default_rng(seed)
+        for env in islice(envs, num_episodes):
+            yield from _rows(_episode(renderer, env, novice, random, random_moves), history_turns)
 
     return demonstrations
 
 
-def play_demonstrations(
-    make: Callable[[], E],
-    novice: Novice[E],
-    renderer: Renderer,
-    *,
-    seed: int,
-    num_episodes: int,
-    random_moves: float,
-) -> Iterator[DemonstrationRow]:
-    """Yields `num_episodes` rows; the mask is 1 on replies."""
-    env = make()
-    random = np.random.default_rng(seed)
-    for _ in range(num_episodes):
-        yield _episode(renderer, env, novice, random, random_moves)
+class _Turn(NamedTuple):
+    """Token ids of an observation, beginning a prompt and continuing one, and of the reply."""
+
+    opening: list[int]
+    observation: list[int]
+    reply: list[int]
 
 
 def _episode(
@@ -85,19 +87,44 @@ def _episode(
     novice: Novice[E],
     random: np.random.Generator,
     random_moves: float,
-) -> DemonstrationRow:
-    token_ids: list[int] = []
-    loss_mask: list[int] = []
-    observation, _ = env.reset(seed=int(random.integers(2**31)))
+) -> list[_Turn]:
+    turns: list[_Turn] = []
+    observation, info = env.reset(seed=int(random.integers(2**31)))
+    instructions = info.get("instructions", "")
     done = False
     while not done:
         choices = () if random.random() < random_moves else novice.sensible_replies(env)
         choices = choices or novice.any_replies(env)
         reply = choices[int(random.integers(len(choices)))]
-        inserted = renderer.observation_ids(observation, not token_ids)
-        sampled = renderer.reply_ids(reply)
-        token_ids += [*inserted.tolist(), *sampled.tolist()]
-        loss_mask += [0] * len(inserted) + [1] * len(sampled)
+        opening = instructions + observation if turns else observation
+        turns.append(
+            _Turn(
+                renderer.observation_ids(opening, True).tolist(),
+                renderer.observation_ids(observation, not turns).tolist(),
+                renderer.reply_ids(reply).tolist(),
+            )
+        )
         observation, _, terminated, truncated, _ = env.step(reply)
         done = terminated or truncated
+    return turns
+
+
+def _rows(turns: list[_Turn], history_turns: int | None) -> Iterator[DemonstrationRow]:
+    """Yields the episode as one row, or each turn with the turns before it that the policy sees."""
+    if history_turns is None:
+        yield _joined(turns, num_context=0)
+        return
+    for number in range(len(turns)):
+        num_context = min(history_turns, number)
+        yield _joined(turns[number - num_context : number + 1], num_context)
+
+
+def _joined(turns: list[_Turn], num_context: int) -> DemonstrationRow:
+    """Joins turns; replies count, except those of the first `num_context` turns."""
+    token_ids: list[int] = []
+    loss_mask: list[int] = []
+    for number, turn in enumerate(turns):
+        inserted = turn.observation if number else turn.opening
+        token_ids += [*inserted, *turn.reply]
+        loss_mask += [0] * len(inserted) + [int(number >= num_context)] * len(turn.reply)
     return token_ids, loss_mask

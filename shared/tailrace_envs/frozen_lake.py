@@ -2,14 +2,13 @@
 
 Every observation is the whole grid, one line per row, with `P` at the agent's cell. The first direction
 word of a reply is the move. A reply without one gets a note and the same grid; it costs
-`invalid_action_penalty` and a turn. Moves, rewards and pictures are gymnasium's.
+`invalid_action_penalty` and a turn. Moves and rewards are gymnasium's.
 
 A process has thousands of instances. Instances on the same map share the parts that depend only on the
 map; each one owns its position, its random generator and its turn count.
 """
 
 import copy
-import os
 import re
 import string
 from functools import lru_cache
@@ -33,6 +32,12 @@ RULES = (
 )
 
 _ACTION = re.compile(r"\b(left|down|right|up)\b", re.IGNORECASE)
+
+TILE = 64  # pixels
+
+_COLOURS = {"F": (214, 235, 250), "S": (176, 213, 240), "H": (38, 70, 110), "G": (86, 170, 84)}
+_EDGE = (180, 200, 230)
+_AGENT = (206, 62, 54)
 
 
 class FrozenLakeConfig(Config, frozen=True, kw_only=True):
@@ -127,10 +132,14 @@ class FrozenLakeText(TextGame):
         return "\n".join(lines) + "\n"
 
     def render(self) -> NDArray[np.uint8]:
-        """Renders gymnasium's picture of the lake, [height, width, 3]; needs no display."""
+        """Draws the lake with numpy alone, [rows * TILE, columns * TILE, 3]."""
         self.require_reset()
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-        return np.asarray(self._lake.render(), dtype=np.uint8)
+        picture = np.array([[_COLOURS[letter] for letter in row] for row in self._map], dtype=np.uint8)
+        picture = picture.repeat(TILE, axis=0).repeat(TILE, axis=1)
+        picture[::TILE], picture[:, ::TILE] = _EDGE, _EDGE
+        row, column = (TILE * each + TILE // 4 for each in divmod(self.position, self.config.size))
+        picture[row : row + TILE // 2, column : column + TILE // 2] = _AGENT
+        return picture
 
     @property
     def lake_map(self) -> FrozenLakeMap:
@@ -152,7 +161,7 @@ def parse_action(reply: str) -> int | None:
 @lru_cache(maxsize=4096)
 def lake_on(lake_map: FrozenLakeMap, is_slippery: bool) -> FrozenLakeEnv:
     """Builds the environment of a map, for shallow copies: 130 us to build, 2 us to copy."""
-    return FrozenLakeEnv(render_mode="rgb_array", desc=list(lake_map), is_slippery=is_slippery)
+    return FrozenLakeEnv(desc=list(lake_map), is_slippery=is_slippery)
 
 
 @lru_cache(maxsize=16)

@@ -38,7 +38,7 @@ class TextGame(gymnasium.Env[str, str]):
         self._max_turns = max_turns
         self._num_turns = 0
         self._num_invalid = 0
-        self._shown = ""
+        self._reply, self._shown = "", ""
         self.is_done = True
 
     @abstractmethod
@@ -79,7 +79,7 @@ class TextGame(gymnasium.Env[str, str]):
             raise gymnasium.error.ResetNeeded("the episode is over: call reset before step")
         answer = self.answer(action)
         self._num_turns += 1
-        self._shown = f"> {action}\n\n{answer.observation}"
+        self._reply, self._shown = action, answer.observation
         self._num_invalid += answer.is_invalid
         is_truncated = not answer.is_over and self._num_turns >= self._max_turns
         self.is_done = answer.is_over or is_truncated
@@ -91,7 +91,7 @@ class TextGame(gymnasium.Env[str, str]):
     def render(self) -> Any:
         """Renders the newest reply and its answer as text; a subclass may return a picture."""
         self.require_reset()
-        return self._shown
+        return f"> {self._reply}\n\n{self._shown}" if self._num_turns else self._shown
 
     @property
     def num_turns(self) -> int:

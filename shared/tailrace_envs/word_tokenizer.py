@@ -7,7 +7,7 @@ token and ends the assistant's turn with `<|end|>`.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -20,6 +20,8 @@ PAD, UNK, SYSTEM, USER, ASSISTANT, END = SPECIAL_TOKENS = (
     "<|assistant|>",
     "<|end|>",
 )
+
+ENDING = "##"  # begins tokens that continue a word
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -37,23 +39,33 @@ def build_word_tokenizer(
     pattern: str,
     max_length: int,
     drops_spaces: bool = False,
+    endings: Collection[str] = (),
 ) -> Path:
     """Writes `tokenizer.json` and `tokenizer_config.json`; `AutoTokenizer` loads the directory.
 
     `pattern` (a regular expression) finds words in a text. With `drops_spaces`, runs of spaces are not
     encoded, letters become lower case, and decoding separates words by one space. Without it, decoding
-    restores the text.
+    restores the text. `endings` continue a word: one that is not among `words` is its longest beginning
+    that is, then endings. They need `drops_spaces`.
     """
+    assert drops_spaces or not endings, "only a decoder that adds spaces knows where words end"
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = {token: index for index, token in enumerate(dict.fromkeys((*SPECIAL_TOKENS, *words)))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
+    tokens = (*SPECIAL_TOKENS, *words, *(f"{ENDING}{one}" for one in endings))
+    vocabulary = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
+    tokenizer = Tokenizer(
+        models.WordPiece(vocabulary, unk_token=UNK, continuing_subword_prefix=ENDING)
+        if endings
+        else models.WordLevel(vocabulary, unk_token=UNK)
+    )
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL_TOKENS])
     split = pre_tokenizers.Split(Regex(rf"{pattern}|[\s\S]"), behavior="isolated")
     if drops_spaces:
         tokenizer.normalizer = normalizers.Lowercase()
         blanks = pre_tokenizers.Split(Regex("^ +$"), behavior="removed")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, blanks])
+        if endings:
+            tokenizer.decoder = decoders.WordPiece(ENDING, cleanup=False)
     else:
         tokenizer.pre_tokenizer = split
         tokenizer.decoder = decoders.Fuse()

@@ -26,7 +26,8 @@ VICTIMS = (
     "nats-server",
     "redis-server",
 )
-DEADLINE_S = 240.0
+BINARIES = {"redis-server": ("redis-server", "valkey-server")}  # whichever the cluster found
+DEADLINE_S = 420.0
 MAX_STEPS = 300
 SEED = int(os.environ.get("CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
 
@@ -38,7 +39,8 @@ def find(parent: psutil.Process, victim: str) -> psutil.Process | None:
             words = " ".join(child.cmdline()).split()  # redis-server rewrites its arguments as one
         except psutil.Error:
             continue
-        if any(word == victim or word.endswith(f"/{victim}") for word in words):
+        names = BINARIES.get(victim, (victim,))
+        if any(word.rpartition("/")[2] in names for word in words):
             return child
     return None
 

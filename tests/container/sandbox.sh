@@ -86,7 +86,8 @@ run_suite() {
         --volume "$work/tree:/tailrace:ro" --volume "$packages:/opt/site:ro" --workdir /tailrace \
         --env PYTHONPATH=/opt/site:protos:shared:services --env PYTHONDONTWRITEBYTECODE=1 \
         --env OMP_NUM_THREADS=1 --env HOME=/tmp \
-        "$IMAGE" python3 -m pytest -q -p no:cacheprovider tests/integration/sandbox/test_escapes.py
+        "$IMAGE" python3 -m pytest -q -p no:cacheprovider tests/integration/sandbox/test_escapes.py \
+        tests/integration/sandbox/test_attacks.py
 }
 
 trap clean_up EXIT

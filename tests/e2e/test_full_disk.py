@@ -17,7 +17,7 @@ from tests.audit import build_ledger, check_ledger
 from tests.e2e.processes import log_lines, num_steps, running
 from tests.e2e.runs import command, run
 
-MAX_STEPS = 16
+MAX_STEPS = 120  # far more than happen before the disk is full
 STUCK_FOR_S = 3.0  # no step for so long counts as waiting
 
 
@@ -58,8 +58,9 @@ def test_a_run_waits_while_its_disk_is_full_and_goes_on_when_there_is_room(
     argv = command(
         "train",
         f"max_steps={MAX_STEPS}",
-        "save_steps=4",
+        "save_steps=40",
         "max_staleness=2",
+        "stale_groups=mask",  # closes no group early: every episode ends by itself
         "learner.warm_start.num_steps=5",
         "cluster.min_free_disk_bytes=1000000",
         f"cluster.redis_fsync={redis_fsync}",

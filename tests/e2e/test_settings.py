@@ -107,7 +107,7 @@ def test_a_run_by_the_fields_names_scored_by_all_kinds(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "named"
     resolved = yaml.safe_load((run_dir / "config.yaml").read_text())
     assert resolved["learner"]["num_mini_batches"] == 2
-    assert resolved["inference"]["forward"] == "generic"
+    assert resolved["inference"]["engine"] == "hf"
     assert resolved["groups_per_step"] == 4
     assert "actor_train" not in resolved
     assert {"learner", "reward"} <= {log.stem for log in (tmp_path / "logs" / "named").iterdir()}

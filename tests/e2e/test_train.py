@@ -31,7 +31,8 @@ from tests.provenance import versions_of
 METRICS_KEYS = {
     "step", "time_s", "policy_version", "reward_mean", "reward_std", "success_rate",
     "eval/success_rate", "eval/reward_mean", "loss", "grad_norm", "entropy", "kl", "mismatch_kl",
-    "behaviour_kl", "idle/credit", "idle/straggler", "idle/tool", "idle/reward", "idle/weights",
+    "mismatch_correlation", "behaviour_kl", "idle/credit", "idle/straggler", "idle/tool",
+    "idle/reward", "idle/weights",
     "idle/transport", "staleness_mean", "staleness_max", "num_groups", "num_trained_tokens",
     "tokens_per_s", "outcome/ok", "outcome/policy_failure", "outcome/infra_failure",
     "outcome/timeout", "outcome/cancelled",
@@ -75,7 +76,7 @@ def test_the_run_directory_holds_what_the_readme_promises(asynchronous: tuple[Pa
     assert list((run_dir / "trajectories").iterdir())
     assert "held-out success" in printed
     assert "report.html" in printed
-    assert "data:image/png;base64" in (run_dir / "report.html").read_text()
+    assert "data:image/" in (run_dir / "report.html").read_text()
 
 
 def test_tensorboard_shows_every_number_of_the_rows(asynchronous: tuple[Path, str]) -> None:
@@ -124,7 +125,7 @@ def test_generation_goes_on_while_the_learner_steps(asynchronous: tuple[Path, st
     overlapping = sum(
         any(start < end_e and start_e < end for start_e, end_e in episodes) for start, end in steps
     )
-    assert overlapping >= 3
+    assert overlapping, "a synchronous run has none; how many of six there are is chance"
 
 
 def test_staleness_occurs_and_never_exceeds_its_bound(asynchronous: tuple[Path, str]) -> None:
@@ -292,6 +293,20 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_ctrl_c_drains_and_leaves_nothing_running(interrupted: Path) -> None:
     check_ledger(build_ledger(interrupted))
+
+
+def test_ctrl_c_saves_a_checkpoint_of_the_last_step(interrupted: Path) -> None:
+    last = build_ledger(interrupted).last_step
+    assert (interrupted / "checkpoints" / f"step_{last}" / "run_state.json").exists()
+
+
+def test_a_resume_without_steps_left_is_refused_and_changes_nothing(interrupted: Path) -> None:
+    files = {path: path.stat().st_mtime_ns for path in interrupted.rglob("*") if path.is_file()}
+    settings = ("max_steps=3", "resume_from_checkpoint=true", "max_staleness=0")
+    result = run(command("train", *settings, output_dir=interrupted.parent, exp_name="sync"))
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "max_steps is 3, but" in result.stdout + result.stderr
+    assert files == {path: path.stat().st_mtime_ns for path in interrupted.rglob("*") if path.is_file()}
 
 
 def test_staleness_zero_is_a_synchronous_run(interrupted: Path) -> None:

@@ -71,6 +71,13 @@ class FakeServer:
                 sink.send(TokenChunk(call_id, finish_reason=FinishReason.ABORT))
         self._held = [held for held in self._held if held[0].call_id != call_id]
 
+    def release(self) -> None:
+        """Answer what is held; hold nothing more."""
+        self.hold_from_turn = None
+        held, self._held = self._held, []
+        for request, sink in held:
+            self._answer(request, sink)
+
     @property
     def num_held(self) -> int:
         return len(self._held)

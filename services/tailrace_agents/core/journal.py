@@ -8,6 +8,7 @@ calls end in any order. Only the turns of an environment, one after another, are
 import hashlib
 from collections import deque
 from collections.abc import Awaitable, Sequence
+from itertools import count
 
 from tailrace_agents.ports import EpisodeJournal
 from tailrace_protos.base import Int32Bytes
@@ -25,7 +26,7 @@ class EpisodeRecords:
         self._turns: deque[CallRecord] = deque()  # of an environment
         self._calls: dict[bytes, list[CallRecord]] = {}
         self._tools: dict[tuple[str, str], list[ToolRecord]] = {}
-        self._next_index = 1 + max(record.index for record in recorded) if recorded else 0
+        self._indices = count(1 + max((record.index for record in recorded), default=-1))
         self.num_replayed = 0
         for record in recorded:
             if isinstance(record, ToolRecord):
@@ -58,20 +59,15 @@ class EpisodeRecords:
 
     def keep_turn(self, node: LedgerNode, step: EnvStep) -> Awaitable[None]:
         """Keeps a turn that an environment answered; raises `EpisodeTakenError`."""
-        return self._journal.append(CallRecord(self._index(), node, b"", step))
+        return self._journal.append(CallRecord(next(self._indices), node, b"", step))
 
     async def keep_call(self, prompt_ids: Int32Bytes, node: LedgerNode) -> None:
         """Keeps a model call durably; raises `EpisodeTakenError`."""
-        await self._journal.append(CallRecord(self._index(), node, _digest(prompt_ids)))
+        await self._journal.append(CallRecord(next(self._indices), node, _digest(prompt_ids)))
 
     async def keep_result(self, call: ToolCall, result: ToolResult, is_stateful: bool) -> None:
         """Keeps a tool's result durably; raises `EpisodeTakenError`."""
-        await self._journal.append(ToolRecord(self._index(), call, result, is_stateful))
-
-    def _index(self) -> int:
-        index = self._next_index
-        self._next_index += 1
-        return index
+        await self._journal.append(ToolRecord(next(self._indices), call, result, is_stateful))
 
 
 def _digest(prompt_ids: Int32Bytes) -> bytes:

@@ -76,6 +76,8 @@ def _end_of(made: object, policy: EpisodePolicy, name: str) -> EpisodeEnd:
 class LoopPlayer:
     """`EpisodePlayer` of one entry of `datasets`; `loops` has the loop of every row."""
 
+    is_stoppable = True
+
     def __init__(
         self,
         dataset: Dataset,

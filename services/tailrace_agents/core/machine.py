@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from tailrace.channel.generation import Generation
 from tailrace.clock import Clock
 from tailrace.foreign import ForeignCodeError, place_of
 from tailrace.policy.activity import Stages
 from tailrace.sdk.agent_loop import EpisodeEnd, EpisodeOverError, LoopLimits, Remaining
-from tailrace.sdk.policy import GenerationFailedError
+from tailrace.sdk.policy import GenerationFailedError, Policy, TurnRequest
 from tailrace.tools.episode_tools import ToolsMissingError
 from tailrace_agents.core.episode import (
     EpisodeHandedBackError,
@@ -31,7 +32,7 @@ from tailrace_agents.core.episode import (
 )
 from tailrace_agents.core.transcript import NO_TURNS, EnvTranscript, Transcript
 from tailrace_agents.ports import EpisodeJournal, EpisodeTakenError
-from tailrace_protos.episode import OVER_BUDGET, EpisodeTask, Outcome
+from tailrace_protos.episode import OVER_BUDGET, EpisodeTask, Outcome, StageSeconds
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.subjects import Phase
 
@@ -41,6 +42,10 @@ class EpisodePlayer(Protocol):
 
     Raises `EpisodeHandedBackError` and `EpisodeTakenError`; all other endings are outcomes.
     """
+
+    is_stoppable: bool
+    """Whether cancelling `play` is how an episode stops that was settled elsewhere. False: it sees
+    that by itself."""
 
     async def play(self, task: EpisodeTask, journal: EpisodeJournal) -> EpisodeResult:
         """Plays one episode to its end."""
@@ -76,8 +81,9 @@ class PlayContext:
         if task.task.greedy or is_baseline(task, self.greedy_baseline):
             return SamplingPlan(msgspec.structs.replace(params, temperature=0.0))
         if task.phase == "train":
-            seed = mix_seed(task.task.seed, task.task.ordinal, task.member)
-            return SamplingPlan(params, seed if self.seeded_rollouts else None)
+            if not self.seeded_rollouts:
+                return SamplingPlan(params)
+            return SamplingPlan(params, mix_seed(task.task.seed, task.task.ordinal, task.member))
         return SamplingPlan(params, mix_seed(task.task.seed, task.member))
 
     def wall_clock_s(self, task: EpisodeTask) -> float:
@@ -116,6 +122,7 @@ class Episode:
         self.num_restarts = 0
         # Metrics that grow while the episode is played.
         self.counts: defaultdict[str, float] = defaultdict(float)
+        self.prefill_s = self.decode_s = 0.0  # of all calls that were sampled
         self._started_s = context.clock.monotonic_s()
 
     def restart(self) -> None:
@@ -130,6 +137,19 @@ class Episode:
         call = self.num_calls
         self.num_calls += 1
         return call
+
+    async def sample(self, policy: Policy, request: TurnRequest) -> Generation:
+        """Samples a call and counts its seconds, before its first token and after it."""
+        monotonic_s = self.context.clock.monotonic_s
+        begun_s = monotonic_s()
+        generation = await policy.generate(request)
+        ended_s = monotonic_s()
+        first_s = generation.first_token_at_s
+        if not begun_s <= first_s <= ended_s:
+            first_s = ended_s
+        self.prefill_s += first_s - begun_s
+        self.decode_s += ended_s - first_s
+        return generation
 
     def remaining(self, tool_s: float) -> Remaining:
         """Rest of the limits, after `tool_s` seconds of tools."""
@@ -246,4 +266,5 @@ class Episode:
             self.num_replayed,
             self.num_restarts,
             self.task.deadline_unix_s,
+            StageSeconds(self.prefill_s, self.decode_s) if self.num_calls else StageSeconds(),
         )

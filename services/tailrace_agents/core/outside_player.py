@@ -54,6 +54,8 @@ class _AgentLateError(Exception):
 class OutsidePlayer:
     """`EpisodePlayer` of rows that outside agents play."""
 
+    is_stoppable = False  # the desk sees it, and ends the offer
+
     def __init__(
         self,
         desk: OutsideDesk,

@@ -56,4 +56,5 @@ def build_trajectory(
         started_unix_s=started_unix_s,
         finished_unix_s=finished_unix_s,
         rows=rows,
+        stages=result.stages,
     )

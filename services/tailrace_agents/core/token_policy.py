@@ -7,6 +7,7 @@ the journal before the next one is sampled; a recorded answer is never sampled a
 import hashlib
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 
 from tailrace.channel.generation import Generation
 from tailrace.chat import Renderer
+from tailrace.chat.long_texts import with_long_texts
 from tailrace.ledger import Ledger, Prompt
+from tailrace.ledger.tree import Call
 from tailrace.sdk.agent_loop import ChatReply, EpisodeOverError, EpisodePolicy, Remaining
 from tailrace.sdk.policy import Policy, TurnRequest
 from tailrace_agents.core.environments import StepResult
@@ -113,7 +116,8 @@ class LoopPolicy(EpisodePolicy):
         sampling: SamplingParams | None = None,
     ) -> ChatReply:
         """See `EpisodePolicy`."""
-        prompt = self._ledger.prepare(tuple(messages), tuple(tools))
+        prepare = partial(self._ledger.prepare, tuple(messages), tuple(tools))
+        prompt = await with_long_texts(prepare)
         node = await self._ask(prompt, max_new_tokens, sampling)
         return ChatReply(
             node.reply,
@@ -169,7 +173,8 @@ class LoopPolicy(EpisodePolicy):
                 budget = self._episode.budget(len(prompt.prompt_ids), call, max_new_tokens)
                 params = self._params(sampling, call)
                 request = TurnRequest(prompt_ids, budget, params, self.episode_id, call)
-                node = self._record(prompt, await self._model.policy.generate(request), params)
+                answer = await self._episode.sample(self._model.policy, request)
+                node = self._record(prompt, answer, params)
                 await self._records.keep_call(prompt_ids, node)
         if self._observer is not None:
             self._observer.on_call(prompt, node, was_known)
@@ -205,7 +210,7 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
     tokens. The context of a turn's row is the prompt that the model saw.
     """
 
-    __slots__ = ("_known", "_node", "_observed", "_salt", "_transcript", "_windows")
+    __slots__ = ("_call", "_known", "_observed", "_salt", "_transcript", "_windows")
 
     def __init__(
         self, model: TokenModel, episode: Episode, view: EnvView, records: EpisodeRecords
@@ -214,7 +219,7 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
         self._transcript = episode.transcript = EnvTranscript(self._ledger, view.style)
         self._windows = None if view.history_turns is None else _Windows(view.history_turns)
         self._salt = task_salt(str(episode.task.task.seed))
-        self._node: LedgerNode | None = None  # the newest turn
+        self._call: Call | None = None  # the newest turn
         self._known: CallRecord | None = None  # its record, if it was replayed
         self._observed = 0  # hash of the newest observation
 
@@ -223,43 +228,47 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
         turn = self._episode.num_calls
         self._episode.num_calls = turn + 1
         self._observed = observation_hash(self._salt, observation)
-        inserted, is_whole = self._insert(observation, opening)
-        prompt = inserted if is_whole else self._ledger.newest_ids() + inserted
+        before = b"" if self._call is None else self._call.sequence()
+        inserted, is_whole = self._insert(before, observation, opening)
         self._known = known = self._records.known_turn()
         if known is None:
             said = (ChatMessage("user", observation),)
+            prompt = inserted if is_whole else before + inserted
             request = self._request(turn, prompt, said, inserted)
-            node = self._sampled(await self._model.policy.generate(request), said, inserted, is_whole)
+            answer = await self._episode.sample(self._model.policy, request)
+            node = self._sampled(turn, answer, said, inserted, is_whole)
         else:
             node = known.node
             if inserted != node.inserted_ids:
                 raise ReplayMismatchError
-        self._ledger.add(node)
-        self._node = node
+        self._call = self._ledger.add(node)
         if self._windows is not None:
             self._windows.replies.append(node.token_ids)
         return node.reply.content
 
     async def take_step(self, step: StepResult) -> None:
         """See `EnvPolicy`; raises `ReplayMismatchError`."""
-        assert self._node is not None, "a step without a reply"
+        assert self._call is not None, "a step without a reply"
         self._transcript.finish_turn(step.reward, self._observed)
         answered = EnvStep(step.reward, step.terminated, step.truncated)
         if self._known is None:
-            await self._records.keep_turn(self._node, answered)
+            await self._records.keep_turn(self._call.node, answered)
         elif self._known.step != answered:
             raise ReplayMismatchError
         else:
             self._episode.num_replayed += 1
 
-    def _insert(self, observation: str, opening: str) -> tuple[bytes, bool]:
-        """Returns the ids to insert, and whether they are the whole prompt of a window."""
-        renderer, node = self._model.renderer, self._node
-        closed = node is None or renderer.is_closed(_last_id(node))
-        ids = renderer.observation_ids(observation, node is None, closed).tobytes()
+    def _insert(self, before: bytes, observation: str, opening: str) -> tuple[bytes, bool]:
+        """Returns the ids to insert, and whether they are the whole prompt of a window.
+
+        `before` holds the raw ids of the newest turn's prompt and reply.
+        """
+        renderer = self._model.renderer
+        closed = not before or renderer.is_closed(int.from_bytes(before[-4:], "little", signed=True))
+        ids = renderer.observation_ids(observation, not before, closed).tobytes()
         if self._windows is None:
             return ids, False
-        first = renderer.observation_ids(opening + observation, True, True).tobytes() if node else ids
+        first = renderer.observation_ids(opening + observation, True, True).tobytes() if before else ids
         window = self._windows.observe(first, ids)
         return (ids, False) if window is None else (window, True)
 
@@ -276,10 +285,14 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
         return TurnRequest(memoryview(prompt), budget, params, episode.task.episode_id, turn)
 
     def _sampled(
-        self, answer: Generation, said: tuple[ChatMessage, ...], inserted: bytes, is_whole: bool
+        self,
+        turn: int,
+        answer: Generation,
+        said: tuple[ChatMessage, ...],
+        inserted: bytes,
+        is_whole: bool,
     ) -> LedgerNode:
         """Makes the node of a new turn. It holds copies: views would keep the engine's messages."""
-        turn = len(self._ledger)
         return LedgerNode(
             str(turn),
             str(turn - 1) if turn else "",
@@ -292,11 +305,6 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
             ChatMessage("assistant", self._model.renderer.decode(answer.token_ids)),
             is_rendered_whole=is_whole,
         )
-
-
-def _last_id(node: LedgerNode) -> int:
-    newest = node.token_ids if len(node.token_ids) else node.inserted_ids
-    return int.from_bytes(newest[-4:], "little", signed=True)
 
 
 class _Windows:

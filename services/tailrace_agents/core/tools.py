@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tailrace.tools.episode_tools import EpisodeTools
+from tailrace.tracing import span
 from tailrace_agents.core.episode import ToolInfraError
 from tailrace_agents.core.journal import EpisodeRecords
 from tailrace_agents.core.machine import Episode
@@ -110,7 +111,10 @@ class BoundTools:
         self._num_running += 1
         self._stages.num_in_tools += 1
         try:
-            return await self._session.call(call, timeout_s=min(bounds))
+            with span(f"tool {call.name}", tool=call.name, arguments=call.arguments) as made:
+                result = await self._session.call(call, timeout_s=min(bounds))
+                made.set(result=result.content, is_error=result.is_error)
+                return result
         finally:
             self._stages.num_in_tools -= 1
             if self._num_running == 1:

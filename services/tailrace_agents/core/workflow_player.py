@@ -79,6 +79,8 @@ class WorkflowTerms(NamedTuple):
 class WorkflowPlayer:
     """`EpisodePlayer` of rows that a workflow plays."""
 
+    is_stoppable = True
+
     def __init__(
         self,
         runner: WorkflowRunner,

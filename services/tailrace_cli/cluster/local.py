@@ -13,14 +13,18 @@ from typing import IO
 
 import msgspec
 
-from tailrace.config import ConfigError, Endpoints, this_host_id
+from tailrace.config import ConfigError, Endpoints
+from tailrace.runtime.service import CLOSE_TIMEOUT_S
 from tailrace_cli.cluster.attached import Attachment, claim
 from tailrace_cli.cluster.disk_watch import DiskWatch
+from tailrace_cli.cluster.guardian import Guardian
+from tailrace_cli.cluster.placement import GpuDemand, place
 from tailrace_cli.cluster.plan import (
     ProcessSpec,
     ServerAddresses,
     Site,
     check_gpus,
+    connection_environment,
     inference_python,
     service_specs,
     tool_worker_specs,
@@ -35,8 +39,12 @@ from tailrace_cli.cluster.servers import (
 )
 from tailrace_cli.cluster.supervisor import Supervisor
 from tailrace_cli.experiment import Experiment, count_gateways
+from tailrace_cli.launch import record_launch
 
+NATS_URL = "nats_url"
 SERVERS = ("nats", "redis")
+_LEARNER = "learner"
+SERVER_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 ADMIN_KEY = "TAILRACE_GATEWAY_ADMIN_KEY"  # made up unless the environment has one
 
 
@@ -48,7 +56,10 @@ class LocalCluster:
         experiment: Experiment,
         attachment: Attachment | None = None,
         tell: Callable[[str], None] = lambda _message: None,
+        num_gpus: int = 0,
     ) -> None:
+        """`num_gpus`: GPUs of this machine that torch sees."""
+        self._num_gpus = num_gpus
         self._tell = tell
         self._watching: asyncio.Task[None] | None = None
         self._experiment = experiment
@@ -57,6 +68,7 @@ class LocalCluster:
         self.state_dir = self.run_dir / "state"
         self._lock: IO[str] | None = None
         self._gateway_port: socket.socket | None = None
+        self._guardian: Guardian | None = None
         self._services: list[str] = []
 
     async def __aenter__(self) -> "LocalCluster":
@@ -74,24 +86,27 @@ class LocalCluster:
         config = self._experiment.cluster
         check_gpus(config, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._prepare_run_dir()
+        self._guardian = Guardian(self._experiment.run.exp_name)
         self.supervisor = Supervisor(
             self._experiment.run.logs_dir,
             max_restarts=config.max_restarts,
             restart_window_s=config.restart_window_s,
             max_failed_starts=config.max_failed_starts,
+            guardian=self._guardian,
         )
         connection = await self._attach() if self._attachment else await self._start_servers()
-        self.endpoints = Endpoints(
-            nats_url=connection.nats_url,
-            nats_user="cli" if connection.nats_passwords else "",
-            nats_password=connection.nats_passwords.get("cli", ""),
-            redis_url=connection.redis_url,
-            host_id=this_host_id(),
-        )
+        self.endpoints = Endpoints.from_env(connection_environment("cli", connection))
+        self._write_url(connection.nats_url)
         for spec in self._plan(connection):
             self._services.append(spec.name)
             await self.supervisor.start(spec)
         self._watching = asyncio.create_task(self._disk_watch().run(), name="disk watch")
+
+    def _write_url(self, url: str) -> None:
+        """Tells commands that join the run; the URL of --attach may hold a password."""
+        path = self.state_dir / NATS_URL
+        path.touch(0o600)
+        path.write_text(url)
 
     def _plan(self, connection: ServerAddresses) -> list[ProcessSpec]:
         experiment = self._experiment
@@ -107,6 +122,8 @@ class LocalCluster:
             gateway_port=self._gateway_port.getsockname()[1] if self._gateway_port else 0,
             gateway_admin_key=os.environ.get(ADMIN_KEY) or secrets.token_urlsafe(32),
             user_modules=experiment.folder,
+            otlp_endpoint=experiment.run.tracing.resolved_endpoint,
+            placement=place(GpuDemand.of(experiment), self._num_gpus),
         )
         tool_workers = tool_worker_specs(experiment.cluster, experiment.run.exp_name, site)
         python = inference_python(experiment.cluster, experiment.inference.engine)
@@ -120,18 +137,27 @@ class LocalCluster:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watching
         if hasattr(self, "supervisor"):
+            drain_s = self._experiment.learner.drain_s + CLOSE_TIMEOUT_S
+            # The learner saves a checkpoint, and needs the others for it.
+            await self.supervisor.stop([_LEARNER], drain_s)
             await self.supervisor.stop(self._services, self._experiment.cluster.drain_s)
             await self.supervisor.stop(list(SERVERS), self._experiment.cluster.drain_s)
+        if self._guardian is not None:
+            self._guardian.close()
+            self._guardian = None
         if self._gateway_port is not None:
             self._gateway_port.close()
             self._gateway_port = None
         if self._lock is not None:
+            (self.state_dir / NATS_URL).unlink(missing_ok=True)
             self._lock.close()
             self._lock = None
 
     def _prepare_run_dir(self) -> None:
         try:
-            self.state_dir.mkdir(parents=True, exist_ok=True)
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            self.state_dir.mkdir(mode=0o700, exist_ok=True)
+            self.state_dir.chmod(0o700)  # also that of a run before
             free = shutil.disk_usage(self.run_dir).free
             wanted = self._experiment.cluster.min_free_disk_bytes
             if free < wanted:
@@ -141,6 +167,7 @@ class LocalCluster:
                 )
             self._lock = take_lock(self.state_dir)
             (self.run_dir / "config.yaml").write_text(self._experiment.to_yaml())
+            record_launch(self.run_dir, self._experiment.folder or Path.cwd())
         except OSError as error:
             raise ConfigError(
                 f"cannot use run directory {self.run_dir}: {error.strerror}; choose another output_dir"
@@ -155,16 +182,17 @@ class LocalCluster:
         }
         commands = {
             "nats": nats_command(config, self.state_dir, ports["nats"], run, keys),
-            "redis": redis_command(config, self.state_dir, ports["redis"], keys),
+            "redis": redis_command(config, self.state_dir, ports["redis"], run, keys),
         }
         for name in SERVERS:
-            await self.supervisor.start(ProcessSpec(name, commands[name]))
+            await self.supervisor.start(ProcessSpec(name, commands[name], SERVER_ENVIRONMENT))
         for name in SERVERS:
             await wait_until_listening(ports[name], name, self.supervisor.log_path(name))
         return ServerAddresses(
             nats_url=f"nats://127.0.0.1:{ports['nats']}",
-            redis_url=f"redis://:{keys.redis}@127.0.0.1:{ports['redis']}/0",
+            redis_url=f"redis://127.0.0.1:{ports['redis']}/0",
             nats_passwords=keys.nats,
+            redis_passwords=keys.redis,
         )
 
     def _disk_watch(self) -> DiskWatch:
@@ -176,7 +204,23 @@ class LocalCluster:
         assert self._attachment is not None
         is_new = not (self.run_dir / "events.jsonl").exists()
         await claim(self._attachment, self._experiment.run.exp_name, is_new=is_new)
-        return ServerAddresses(self._attachment.nats_url, self._attachment.redis_url, {})
+        return ServerAddresses(self._attachment.nats_url, self._attachment.redis_url)
+
+
+def nats_of(run_dir: Path) -> tuple[str, dict[str, str]]:
+    """URL of a run's NATS, and its users' passwords, if the URL does not carry what is needed.
+
+    `ConfigError` if the run does not go on.
+    """
+    state_dir = run_dir / "state"
+    try:
+        url = (state_dir / NATS_URL).read_text()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{run_dir} is no directory of a run that goes on: give one, such as runs/my_run"
+        ) from error
+    is_own = (state_dir / "credentials.json").exists()
+    return url, Credentials.load_or_make(state_dir).nats if is_own else {}
 
 
 def take_lock(state_dir: Path) -> IO[str]:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -9,6 +10,8 @@ from pathlib import Path
 
 from tailrace.config import ConfigError
 from tailrace.runtime.service import READY_FILE
+from tailrace.tracing import SALT_VARIABLE
+from tailrace_cli.cluster.placement import GpuPlacement, given_gpus
 from tailrace_cli.config import ClusterConfig
 from tailrace_protos.subjects import SERVICES
 
@@ -17,7 +20,8 @@ from tailrace_protos.subjects import SERVICES
 KEPT_ENVIRONMENT = (
     "PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV", "PYTHONPATH",
     "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "HF_HOME", "HF_TOKEN",
-    "HF_HUB_OFFLINE", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_SAMPLER_ARG", "TAILRACE_LOG_LEVEL",
+    "HF_HUB_OFFLINE", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS",
+    "OTEL_EXPORTER_OTLP_CERTIFICATE", "OTEL_RESOURCE_ATTRIBUTES", "TAILRACE_LOG_LEVEL",
 )  # fmt: skip
 ENGINE_PACKAGES = ("vllm", "sglang")  # engines that need an environment with a package of their name
 RUN_USER_CODE = ("agents", "reward", "tools")
@@ -35,11 +39,15 @@ class ProcessSpec:
 
 @dataclass(frozen=True)
 class ServerAddresses:
-    """Addresses and passwords of the two servers."""
+    """Addresses and passwords of the two servers.
+
+    Without passwords the URLs carry what is needed.
+    """
 
     nats_url: str
     redis_url: str
-    nats_passwords: Mapping[str, str]  # by user; empty: the URL carries what is needed
+    nats_passwords: Mapping[str, str] = field(default_factory=dict)  # by user
+    redis_passwords: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,9 @@ class Site:
     gateway_port: int = 0  # that all gateways listen on
     user_modules: Path | None = None  # folder of the modules that the experiment names
     gateway_admin_key: str = ""  # opens their sessions
+    otlp_endpoint: str = ""  # to which every process, tool workers too, sends its spans
+    trace_salt: str = field(default_factory=lambda: uuid.uuid4().hex[:8])  # of this start
+    placement: GpuPlacement | None = None  # None: by the numbers of the section `cluster` alone
 
 
 def service_specs(config: ClusterConfig, num_gateways: int, site: Site) -> list[ProcessSpec]:
@@ -66,6 +77,7 @@ def service_specs(config: ClusterConfig, num_gateways: int, site: Site) -> list[
         "sandbox": config.num_sandboxes,
         "gateway": num_gateways,
         "agents": config.num_agents_workers,
+        "autoscaler": 0,  # of Kubernetes alone
     }
     counts |= {service: 1 for service in SERVICES if service not in counts}
     return [
@@ -100,7 +112,9 @@ def _service_spec(
     argv = [python or sys.executable, "-m", f"tailrace_{service}"]
     argv += ["--config", str(site.config_path), "--instance-id", instance]
     env = service_environment(service, site, config)
-    env |= gpu_environment(service, index, config, env.get("CUDA_VISIBLE_DEVICES"))
+    placement = given_gpus(config) if site.placement is None else site.placement
+    gpus = _gpus_of(service, index, config, placement)
+    env |= gpu_environment(gpus, config, env.get("CUDA_VISIBLE_DEVICES"))
     if service == "gateway":
         env["TAILRACE_GATEWAY_PORT"] = str(site.gateway_port)
         env["TAILRACE_GATEWAY_ADMIN_KEY"] = site.gateway_admin_key
@@ -118,8 +132,11 @@ def service_environment(service: str, site: Site, config: ClusterConfig) -> dict
         "TQDM_DISABLE": "1",
         "TAILRACE_STATE_DIR": str(site.state_dir),
         "TAILRACE_METRICS_PORT": "0",
+        SALT_VARIABLE: site.trace_salt,
         "TAILRACE_LOG": "json",
     }
+    if site.otlp_endpoint:
+        env["OTEL_EXPORTER_OTLP_ENDPOINT"] = site.otlp_endpoint
     if site.user_modules is not None:
         inherited = env.get("PYTHONPATH", "")
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site.user_modules), inherited]))
@@ -171,31 +188,39 @@ def _shown(visible: str) -> list[str]:
 
 
 def gpu_environment(
-    service: str, index: int, config: ClusterConfig, visible: str | None
+    gpus: Sequence[int] | None, config: ClusterConfig, visible: str | None
 ) -> dict[str, str]:
     """GPUs visible to a process, of those that this process sees (`visible`, as in `check_gpus`)."""
-    wanted = _gpus_of(service, index, config)
-    if wanted is None:
+    if gpus is None:
         return {}
     check_gpus(config, visible)
     names = None if visible is None else _shown(visible)
-    return {"CUDA_VISIBLE_DEVICES": ",".join(names[gpu] if names else str(gpu) for gpu in wanted)}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[gpu] if names else str(gpu) for gpu in gpus)}
 
 
-def _gpus_of(service: str, index: int, config: ClusterConfig) -> Sequence[int] | None:
+def _gpus_of(
+    service: str, index: int, config: ClusterConfig, placement: GpuPlacement
+) -> Sequence[int] | None:
     """Numbers of a process's GPUs; None: whatever there is."""
-    if service == "learner" and config.learner_gpus:
-        return config.learner_gpus
-    for replicas, gpus in (("inference", config.inference_gpus), ("reward", config.reward_gpus)):
-        if service == replicas and gpus:
-            return (gpus[index % len(gpus)],)
+    placed: Sequence[int] = ()
+    if service == "learner":
+        placed = placement.learner
+    elif service == "inference":
+        placed = placement.of_server(index)
+    elif service == "reward" and config.reward_gpus:
+        placed = (config.reward_gpus[index % len(config.reward_gpus)],)
+    if placed:
+        return placed
     return None if config.num_gpus_per_node is None else range(config.num_gpus_per_node)
 
 
 def connection_environment(user: str, connection: ServerAddresses) -> dict[str, str]:
-    """Environment that connects a process to the servers, as the NATS user `user`."""
+    """Environment that connects a process to the servers as `user`."""
     env = {"TAILRACE_NATS_URL": connection.nats_url, "TAILRACE_REDIS_URL": connection.redis_url}
     if connection.nats_passwords:
         env["TAILRACE_NATS_USER"] = user
         env["TAILRACE_NATS_PASSWORD"] = connection.nats_passwords[user]
+    if connection.redis_passwords:
+        env["TAILRACE_REDIS_USER"] = user
+        env["TAILRACE_REDIS_PASSWORD"] = connection.redis_passwords[user]
     return env

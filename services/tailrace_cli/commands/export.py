@@ -27,7 +27,7 @@ def export(
     model = _load(source, dtype)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(source).save_pretrained(folder)
-    console.print(f"{source} -> {folder}", highlight=False, soft_wrap=True)
+    console.print(f"{source} -> {folder}", soft_wrap=True)
 
 
 def _load(source: Path, dtype: str) -> Any:

@@ -1,10 +1,13 @@
 """`tailrace import-config`: another system's configuration as an experiment of ours."""
 
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import typer
 import yaml
 
 from tailrace.config import SECTIONS, ConfigError, InvalidConfigError
@@ -20,9 +23,11 @@ from tailrace_cli.validation import check_experiment
 
 SYSTEMS: dict[str, System] = {system.name: system for system in (ROLL, VERL, AREAL)}
 _NO_REWARD = "missing: reward.rewards: say what scores the replies to the rows of the data sets"
+_MISSING, _NOT_VALID, _NOT_MAPPED = "missing: ", "not valid: ", "not mapped: "
 _ABSENT = (
     "missing required field",
     "neither pretrain",
+    "not neither",
     "needs values",
     "must be given with",
     "neither in",
@@ -35,7 +40,24 @@ class Converted(NamedTuple):
 
     text: str  # YAML
     left: tuple[str, ...]  # settings that are not mapped, missing or not valid
-    notes: tuple[str, ...]  # settings without effect in their own system; defaults not mapped
+    differing: tuple[str, ...]  # mapped settings with another meaning here
+    notes: tuple[str, ...]  # settings that change no result; defaults not mapped
+
+    @property
+    def is_valid(self) -> bool:
+        """False if the experiment holds a value that is not possible."""
+        return not any(line.startswith(_NOT_VALID) for line in self.left)
+
+    @property
+    def verdict(self) -> str:
+        """One line: whether the experiment runs, or what it needs."""
+        kinds = (_MISSING, _NOT_VALID, _NOT_MAPPED)
+        missing, wrong, lost = (
+            [line.removeprefix(kind) for line in self.left if line.startswith(kind)] for kind in kinds
+        )
+        tail = f"; {len(lost)} settings have no equivalent" if lost else ""
+        needed = [line.partition(": ")[0] for line in (*wrong, *missing)]
+        return (f"needs: {', '.join(dict.fromkeys(needed))}" if needed else "runs") + tail
 
 
 def import_config(system: str, words: Sequence[str]) -> Converted:
@@ -56,21 +78,40 @@ def import_config(system: str, words: Sequence[str]) -> Converted:
     for key in imported.unmapped:
         if any(part in source.references for part in _sections(key)):
             imported.unmapped[key] = _ONLY_REFERRED_TO
-    lines = [f"not mapped: {key}: {reason}" for key, reason in sorted(imported.unmapped.items())]
+    differing = [
+        f"differs: {key}: {text}"
+        for key, text in sorted(SYSTEMS[system].differs.items())
+        if value_at(source.settings, key) is not None and key not in imported.unmapped
+    ]
+    harmless = [key for key in imported.unmapped if _is_harmless(key, SYSTEMS[system])]
+    imported.idle.update((key, imported.unmapped.pop(key)) for key in harmless)
+    lines = [f"{_NOT_MAPPED}{key}: {reason}" for key, reason in sorted(imported.unmapped.items())]
     idle = tuple(f"no effect: {key}: {reason}" for key, reason in sorted(imported.idle.items()))
     header = _header(SYSTEMS[system], source, [*used, *added])
     text = yaml.safe_dump(_ordered(imported.content), sort_keys=False, allow_unicode=True)
-    return Converted(header + text, (*lines, *_not_valid(imported)), (*idle, *notes))
+    left = (*lines, *_not_valid(imported))
+    return Converted(header + text, left, tuple(differing), (*idle, *notes))
 
 
-def write(converted: Converted, output: Path) -> None:
-    """Writes the experiment; raises `ConfigError` if that is not possible."""
+def _is_harmless(key: str, system: System) -> bool:
+    return any(fnmatchcase(key, pattern) for pattern in system.harmless)
+
+
+def write(converted: Converted, output: Path, *, overwrite: bool) -> None:
+    """Writes the experiment; raises `ConfigError` if that is not possible or not wanted."""
+    if output.exists() and not overwrite and not _may_overwrite(output):
+        raise ConfigError(f"{output} exists and stays as it is: give --overwrite, or another file")
     try:
         output.write_text(converted.text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"cannot write {output}: {error.strerror}: give -o a file in a folder that exists"
         ) from error
+
+
+def _may_overwrite(output: Path) -> bool:
+    """Asks at a terminal; without one, the answer is no."""
+    return sys.stdin.isatty() and typer.confirm(f"{output} exists: overwrite it?", err=True)
 
 
 def _without_defaults(

@@ -1,30 +1,41 @@
 """`tailrace tools`: serve tools, list those that are served, call one."""
 
 import asyncio
+import contextlib
 import json
+import os
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 import uvloop
-from rich.console import Console
 
-from tailrace import log
+from tailrace import log, tracing
 from tailrace.bus import Bus
-from tailrace.config import Endpoints, this_host_id
+from tailrace.config import ConfigError, Endpoints
 from tailrace.store import StoreConnection, connect
 from tailrace.tools import ToolClient, ToolDeadlines
-from tailrace.tools.discovery import Discovery, EndpointInfo, WorkerInfo, WorkerStats
+from tailrace.tools.discovery import (
+    Discovery,
+    EndpointInfo,
+    WorkerInfo,
+    WorkerStats,
+    schema_hash,
+)
 from tailrace.tools.host import DEFAULT_MAX_CONCURRENCY
 from tailrace.tools.port import ToolPort
 from tailrace.tools.serving import ToolServing, tool_service
+from tailrace_cli.cluster.local import nats_of
+from tailrace_cli.console import plain_console
 from tailrace_protos.chat import ToolCall
 from tailrace_protos.tool import ToolResult
 
 app = typer.Typer(no_args_is_help=True, help="Serve tools, list those that are served, call one.")
-console = Console(highlight=False, markup=False, soft_wrap=True)
+console = plain_console(soft_wrap=True)
 
 Nats = Annotated[str, typer.Option("--nats", envvar="TAILRACE_NATS_URL", help="URL of nats-server.")]
 User = Annotated[str, typer.Option("--user", envvar="TAILRACE_NATS_USER", help="NATS user.")]
@@ -40,9 +51,14 @@ Redis = Annotated[
         "--redis", envvar="TAILRACE_REDIS_URL", help="URL of Redis, for payloads above NATS's limit."
     ),
 ]
+RunDir = Annotated[
+    Path | None,
+    typer.Option("--run-dir", help="Directory of a run on this machine: its servers and credentials."),
+]
 Run = Annotated[str, typer.Option("--run", help="For this run only; default: for every run.")]
 
 LOCAL = "nats://127.0.0.1:4222"
+CONNECT_WITHIN_S = 3.0
 CALL_DEADLINES = ToolDeadlines(nobody_s=3.0, full_s=30.0)
 
 
@@ -69,15 +85,19 @@ def serve(
     user: User = "",
     password: Password = "",
     redis: Redis = "",
+    run_dir: RunDir = None,
 ) -> None:
     """Serve tools until SIGTERM or Ctrl-C, which let running calls end."""
     sys.path.insert(0, "")  # modules in the folder where this was started
+    run = run or (run_dir.name if run_dir else "")
     log.configure(service="tools", run=run)
     servers = [*(mcp or []), *(mcp_url or [])]
     serving = ToolServing(tools or [], servers, run, max_concurrency, connect_within_s, drain_s)
-    service = tool_service(serving, _endpoints(nats, user, password, redis))
+    service = tool_service(serving, _endpoints(nats, user, password, redis, run_dir, "tools"))
+    tracing.configure(service.run, "tools", service.instance_id)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         exit_code = runner.run(service.serve())
+    tracing.close()
     if exit_code:
         console.print(f"error: {service.stop_reason}", style="red")
     raise typer.Exit(exit_code)
@@ -88,10 +108,11 @@ def list_tools(
     nats: Nats = LOCAL,
     user: User = "",
     password: Password = "",
+    run_dir: RunDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a tool.")] = False,
 ) -> None:
     """List the tools that are served: schema, workers, load."""
-    workers, stats = asyncio.run(_discover(_endpoints(nats, user, password, "")))
+    workers, stats = asyncio.run(_discover(_endpoints(nats, user, password, "", run_dir)))
     for subject, served in _by_subject(workers).items():
         described = _describe(subject, served, stats)
         console.print(json.dumps(described) if as_json else _readable(described))
@@ -109,9 +130,11 @@ def call(
     user: User = "",
     password: Password = "",
     redis: Redis = "",
+    run_dir: RunDir = None,
 ) -> None:
     """Call a tool and print what it returns; exit code 1 if that is an error."""
-    endpoints = _endpoints(nats, user, password, redis)
+    endpoints = _endpoints(nats, user, password, redis, run_dir)
+    run = run or (run_dir.name if run_dir else "")
     result = asyncio.run(_call(endpoints, run, ToolCall("cli", name, arguments), timeout_s))
     if result.infra_error:
         console.print(f"error: {result.infra_error}", style="red")
@@ -120,33 +143,64 @@ def call(
     raise typer.Exit(1 if result.is_error or result.infra_error else 0)
 
 
-def _endpoints(nats: str, user: str, password: str, redis: str) -> Endpoints:
-    return Endpoints(
-        nats_url=nats, nats_user=user, nats_password=password, redis_url=redis, host_id=this_host_id()
-    )
+def _endpoints(
+    nats: str, user: str, password: str, redis: str, run_dir: Path | None, run_user: str = "cli"
+) -> Endpoints:
+    """Addresses with credentials: of the options, or of a run as its user `run_user`.
+
+    Redis's user and password may be in the environment, as services'.
+    """
+    if run_dir is not None:
+        nats, passwords = nats_of(run_dir.resolve())
+        password = passwords.get(run_user, "")
+        user, redis = run_user if passwords else "", ""
+    names = [name for name in os.environ if name.startswith(("TAILRACE_REDIS_", "TAILRACE_CA_FILE"))]
+    env = {name: os.environ[name] for name in names} if redis else {}
+    found = Endpoints.from_env({**env, "TAILRACE_NATS_URL": nats, "TAILRACE_REDIS_URL": redis})
+    return msgspec.structs.replace(found, nats_user=user, nats_password=password)
+
+
+@contextlib.asynccontextmanager
+async def _connected(endpoints: Endpoints) -> AsyncIterator[Bus]:
+    """A connection for one command; `ConfigError` without an answer, and for what it may not do."""
+    try:
+        async with asyncio.timeout(CONNECT_WITHIN_S):
+            bus = await Bus.connect(endpoints, name="cli")
+    except TimeoutError as error:
+        raise ConfigError(
+            f"no NATS answers at {endpoints.nats_url} within {CONNECT_WITHIN_S:g} s: start it, name "
+            "another with --nats, or a run that goes on with --run-dir"
+        ) from error
+    try:
+        yield bus
+        if denied := bus.connection.denied:
+            raise ConfigError(
+                f"user {endpoints.nats_user!r} may not do this: {denied[0]}: give another user"
+            )
+    finally:
+        await bus.close()
 
 
 async def _discover(endpoints: Endpoints) -> tuple[list[WorkerInfo], dict[str, WorkerStats]]:
-    bus = await Bus.connect(endpoints, name="cli")
-    try:
+    async with _connected(endpoints) as bus:
         discovery = Discovery(ToolPort(bus), "")
-        return await discovery.workers(), await discovery.stats()
-    finally:
-        await bus.close()
+        workers, stats = await asyncio.gather(discovery.workers(), discovery.stats())
+        return workers, stats
 
 
 async def _call(endpoints: Endpoints, run: str, call: ToolCall, timeout_s: float) -> ToolResult:
-    bus = await Bus.connect(endpoints, name="cli")
-    redis: StoreConnection | None = await connect(endpoints.redis_url) if endpoints.redis_url else None
-    client = ToolClient(bus, run, redis=redis, deadlines=CALL_DEADLINES)
-    try:
-        async with client.session(f"cli-{uuid.uuid4().hex[:8]}", [call.name]) as tools:
-            return await tools.call(call, timeout_s or None)
-    finally:
-        await client.close()
-        if redis is not None:
-            await redis.aclose()
-        await bus.close()
+    async with _connected(endpoints) as bus:
+        redis: StoreConnection | None = (
+            await connect(endpoints.redis_url) if endpoints.redis_url else None
+        )
+        client = ToolClient(bus, run, redis=redis, deadlines=CALL_DEADLINES)
+        try:
+            async with client.session(f"cli-{uuid.uuid4().hex[:8]}", [call.name]) as tools:
+                return await tools.call(call, timeout_s or None)
+        finally:
+            await client.close()
+            if redis is not None:
+                await redis.aclose()
 
 
 Served = Sequence[tuple[WorkerInfo, EndpointInfo]]
@@ -169,7 +223,11 @@ def _describe(subject: str, served: Served, stats: dict[str, WorkerStats]) -> di
         "subject": subject,
         "description": schema.description,
         "parameters": schema.parameters,
-        "workers": [_load(worker, subject, stats) for worker, _ in served],
+        "schemas": sorted({schema_hash(endpoint.tool) for _, endpoint in served}),
+        "workers": [
+            {**_load(worker, subject, stats), "schema": schema_hash(endpoint.tool)}
+            for worker, endpoint in served
+        ],
     }
 
 
@@ -186,6 +244,10 @@ def _readable(tool: dict[str, object]) -> str:
     lines = [f"{tool['name']}  ({tool['subject']})"]
     lines += [f"  {line}" for line in str(tool["description"]).splitlines()]
     lines.append(f"  parameters {json.dumps(tool['parameters'])}")
+    schemas = tool["schemas"]
+    assert isinstance(schemas, list)
+    if len(schemas) > 1:
+        lines.append(f"  warning: workers serve {len(schemas)} different schemas; the first is shown")
     workers = tool["workers"]
     assert isinstance(workers, list)
     for worker in workers:

@@ -18,7 +18,8 @@ from tailrace_cli.checkpoints import newest_checkpoint
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.commands.cluster_run import prepare_run_dir, run_to_the_end
 from tailrace_cli.experiment import Experiment, with_epochs
-from tailrace_cli.report import write_report
+from tailrace_cli.reporting.pages import RunReport
+from tailrace_cli.run_folders import RunFolder
 from tailrace_cli.summary import (
     GREEDY,
     NO_BASELINES,
@@ -46,30 +47,28 @@ def train(
     Raises `RunEndedError`, after the summary and the report, when the run has failed.
     """
     experiment = with_epochs(experiment)
-    prepare_run_dir(experiment, console, overwrite=overwrite)
+    experiment, num_gpus = prepare_run_dir(experiment, console, overwrite=overwrite)
     try:
-        status = run_to_the_end(experiment, console, attachment)
+        status = run_to_the_end(experiment, console, attachment, num_gpus)
     finally:
         _conclude(experiment, console)
     if status is None:
-        console.print("interrupted: continue with resume_from_checkpoint=true", highlight=False)
+        console.print("interrupted: continue with resume_from_checkpoint=true")
         return INTERRUPTED
     return 0
 
 
 def _conclude(experiment: Experiment, console: Console) -> None:
     """Print the summary and write the report of what there is."""
-    run = experiment.run
-    rows, health = read_metrics(run.run_dir), read_health(run.run_dir)
+    run = RunFolder(experiment.run.run_dir)
+    rows, health = read_metrics(run.path), read_health(run.path)
     if rows or health.failures:
-        renders = Path(run.render_save_dir) if run.render_save_dir else run.run_dir / "renders"
         is_evaluated = last(rows, "eval/success_rate") is not None
         baselines = _measured_baselines(experiment, console) if is_evaluated else NO_BASELINES
-        temperature = experiment.agents.eval_generating_args.temperature
-        lines = summary_rows(rows, health, baselines, temperature)
-        console.print(summary_table(f"run {run.exp_name}", lines))
-        report = write_report(run.run_dir, run.exp_name, renders, baselines, temperature)
-        console.print(f"report: {report}", highlight=False, soft_wrap=True)
+        lines = summary_rows(rows, health, baselines, run.eval_temperature)
+        console.print(summary_table(f"run {run.path.name}", lines))
+        report = RunReport(run).write()
+        console.print(f"report: {report}", soft_wrap=True)
 
 
 def write_summary(experiment: Experiment, path: str) -> None:
@@ -99,20 +98,20 @@ def evaluation_of(experiment: Experiment, checkpoint: str) -> Experiment:
 
 def evaluate(experiment: Experiment, console: Console, *, attachment: Attachment | None) -> int:
     """Evaluate the experiment's `pretrain` weights on its evaluation set; returns the exit code."""
-    prepare_run_dir(experiment, console, overwrite=True)
-    if run_to_the_end(experiment, console, attachment) is None:
+    experiment, num_gpus = prepare_run_dir(experiment, console, overwrite=True)
+    if run_to_the_end(experiment, console, attachment, num_gpus) is None:
         return INTERRUPTED
     rows = read_metrics(experiment.run.run_dir)
     how = sampling_name(experiment.agents.eval_generating_args.temperature)
     success = last(rows, "eval/success_rate")
     shown = "-" if success is None else f"{success:.4f}"
-    console.print(f"success rate: {shown} ({how})", highlight=False)
+    console.print(f"success rate: {shown} ({how})")
     greedy = last(rows, "eval/greedy/success_rate")
     if greedy is not None:
-        console.print(f"success rate: {greedy:.4f} ({GREEDY})", highlight=False)
+        console.print(f"success rate: {greedy:.4f} ({GREEDY})")
     for tag, found in _measured_baselines(experiment, console).items():
         for name, rate in found.items():
-            console.print(f"success rate: {rate:.4f} (simple player of {tag}: {name})", highlight=False)
+            console.print(f"success rate: {rate:.4f} (simple player of {tag}: {name})")
     return 0
 
 
@@ -121,7 +120,7 @@ def _measured_baselines(experiment: Experiment, console: Console) -> Baselines:
     try:
         found = measure_baselines(experiment)
     except ForeignCodeError as error:
-        console.print(f"no baselines: {error}", style="yellow", highlight=False, markup=False)
+        console.print(f"no baselines: {error}", style="yellow")
         return {}
     if found:
         path = experiment.run.run_dir / "baselines.json"

@@ -1,35 +1,89 @@
 """`tailrace validate`: all checks of an experiment without a run, and a short summary."""
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.syntax import Syntax
 
-from tailrace.config import InvalidConfigError
+from tailrace.config import ConfigError, InvalidConfigError
 from tailrace_cli.experiment import Experiment
-from tailrace_cli.loading.checks import Report, check
-from tailrace_cli.loading.fitting import GIB, memory_of
+from tailrace_cli.loading.checks import Report, check, estimate
+from tailrace_cli.loading.facts import MachineFacts
+from tailrace_cli.loading.memory import memory_of, memory_table
 from tailrace_cli.validation import check_experiment
 
+_GIB = 1 << 30
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GiB|GB|MiB)?", re.IGNORECASE)
+_UNITS = {"gib": _GIB, "gb": 10**9, "mib": 1 << 20}
 
-def validate(experiment: Experiment, console: Console, *, fast: bool, on_machine: bool) -> None:
+
+@dataclass(frozen=True)
+class Target:
+    """Machine that a run will be on. `elsewhere`: another one, of which nothing else is known."""
+
+    elsewhere: bool = False
+    gpus: int = 0
+    gpu_memory: str = ""
+    model_config: str = ""  # a config.json in place of the model's own
+
+    @property
+    def machine(self) -> MachineFacts | None:
+        """The machine by its number of GPUs; None if it is not given. Host memory is unknown: 0."""
+        if bool(self.gpus) != bool(self.gpu_memory):
+            raise ConfigError("--gpus and --gpu-memory belong together: give both, or neither")
+        if self.model_config and not self.gpus:
+            raise ConfigError("--model-config is read with --fast, --gpus and --gpu-memory only")
+        if not self.gpus:
+            return None
+        found = _SIZE.fullmatch(self.gpu_memory.strip())
+        if found is None or not float(found[1]):
+            raise ConfigError(
+                f"--gpu-memory {self.gpu_memory!r} is no size of memory: give one like 80GiB"
+            )
+        size = int(float(found[1]) * _UNITS[(found[2] or "GiB").lower()])
+        return MachineFacts(host_bytes=0, shm_bytes=0, gpu_bytes=(size,) * self.gpus)
+
+
+def validate(
+    experiment: Experiment, console: Console, *, fast: bool, show: bool, target: Target
+) -> None:
     """Check the experiment and print a summary; `InvalidConfigError` with all problems.
 
-    `fast` compares the sections alone. `on_machine`: the devices and memory of this machine count.
+    `fast` compares the sections alone, and for a machine with `target.gpus` the memory. `show` prints
+    the experiment with every default.
     """
-    if fast:
+    machine = target.machine
+    if fast and machine is None:
         check_experiment(experiment)
+        if show:
+            print_resolved(experiment, console)
         _print(console, f"{experiment.source}: valid (keys and values alone)")
         return
     with console.status("loading what the experiment names"):
-        report = check(experiment, with_architecture=True, on_machine=on_machine)
+        report = _checked(experiment, target, machine, fast=fast)
+    experiment = report.experiment
+    if show:
+        print_resolved(experiment, console)
     print_notes(report, console)
     if report.problems:
+        for line in _memory(report):
+            _print(console, line)
         raise InvalidConfigError(experiment.source, report.problems)
     for line in _described(report, experiment):
         _print(console, line)
     loaded = f"{report.num_steps} things loaded in {report.took_s:.1f} s"
     _print(console, f"{experiment.source}: valid ({loaded})")
+
+
+def _checked(
+    experiment: Experiment, target: Target, machine: MachineFacts | None, *, fast: bool
+) -> Report:
+    if fast and machine is not None:
+        return estimate(experiment, machine, target.model_config)
+    on_machine = machine is None and not target.elsewhere
+    return check(experiment, with_architecture=True, on_machine=on_machine, machine=machine)
 
 
 def print_resolved(experiment: Experiment, console: Console) -> None:
@@ -44,7 +98,7 @@ def print_notes(report: Report, console: Console) -> None:
 
 
 def _print(console: Console, text: str, style: str | None = None) -> None:
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+    console.print(text, style=style, soft_wrap=True)
 
 
 def _described(report: Report, experiment: Experiment) -> Iterator[str]:
@@ -67,7 +121,12 @@ def _described(report: Report, experiment: Experiment) -> Iterator[str]:
     )
     if key := learner.waits_for_step:
         yield f"waiting  learner.{key} needs all groups of a step before the first backward pass"
-    if model is not None and report.machine is not None:
-        for memory in memory_of(experiment, model, report.machine):
-            used, there = memory.least + memory.activations, memory.capacity
-            yield f"memory   about {used / GIB:.2g} of {there / GIB:.1f} GiB of {memory.place}"
+    for key, value in report.defaults.items():
+        yield f"default  {key}: {value}, for these devices"
+    yield from _memory(report)
+
+
+def _memory(report: Report) -> Iterator[str]:
+    if report.model is not None and report.machine is not None:
+        memories = memory_of(report.experiment, report.model, report.machine)
+        yield from memory_table([memory for memory in memories if memory.needs])

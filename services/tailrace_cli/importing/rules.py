@@ -1,7 +1,7 @@
 """Vocabulary of the tables for other systems, on top of the rules of `tailrace.config.settings`."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tailrace.config.settings import (
@@ -46,6 +46,8 @@ class System:
     rules: tuple[Rule, ...]
     defaults: tuple[Default, ...]
     always: Mapping[str, Any]
+    harmless: tuple[str, ...] = ()  # patterns of settings that are not mapped, and change no result
+    differs: Mapping[str, str] = field(default_factory=dict)  # other meanings of mapped settings
 
     @property
     def table(self) -> RuleTable:

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tailrace.config import ConfigError
+from tailrace.config.yaml_text import checked_node
 from tailrace_cli.experiment import compose_file
 
 COMPOSITION = "composition by Hydra"
@@ -86,7 +87,7 @@ def _file(path: Path) -> tuple[DictConfig, dict[str, str]]:
     text = _text(path)
     _refuse_script(path, text)
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = checked_node(text)
         if node is None:
             return OmegaConf.create({}), {}
         content = None if isinstance(node, yaml.ScalarNode) else OmegaConf.create(text)

@@ -8,17 +8,30 @@ from tailrace.config.suggestions import not_one_of
 
 kl_estimator = value_names("k1", "abs", "k2", "k3", kl="k1", mse="k2", low_var_kl="k3")
 optimizer = value_names("adamw", "sgd", adam="adamw", AdamW="adamw", SGD="sgd")
+agent_mode = value_names("inline", "subproc", online="outside")
+reasoning_parser = value_names(
+    "auto", "none", **{"qwen3": "think", "deepseek-r1": "think", "gpt-oss": "harmony"}
+)
+tool_parser = value_names(
+    "auto",
+    "none",
+    "mistral",
+    "pythonic",
+    "qwen3_coder",
+    **{"qwen": "hermes", "qwen25": "hermes", "qwen3": "hermes", "llama3": "llama3_json"},
+    **{"deepseekv3": "deepseek", "gpt-oss": "gpt_oss"},
+)
+engine = value_names("vllm", "sglang", hf="torch")
 _AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 aggregation = value_names(
     *(name.replace("-", "_") for name in _AGGREGATIONS),
     **{name: name.replace("-", "_") for name in _AGGREGATIONS},
 )
 
-NO_ENGINE = "inference servers run our own torch engine, which has no such setting"
-ONE_DEVICE = "an engine and a learner's rank have one device each; more of them share the work"
+NO_ENGINE = "no key of inference says this; inference.engine_args passes arguments to the engine"
+ONE_DEVICE = "a learner's rank has one device; more of them share the work"
 NO_CUT = "megatron alone cuts layers over ranks"
 NO_STAGES = "a rank has all layers, or a part of each: cut them by tensor parallelism"
-NO_EPOCHS = "give max_steps: a run draws rows for as many steps as it has"
 NO_KL = "the divergence has no weight: its coefficient is 0 or it is switched off"
 NO_LAMBDA = "the estimator is not gae, which alone looks ahead by values"
 

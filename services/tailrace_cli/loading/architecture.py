@@ -21,7 +21,7 @@ def num_parameters(config_json: bytes, experiment: Experiment, key: str) -> int:
     `ConfigError` names `key` and the reason if it cannot be built.
     """
     scratch = experiment.learner.from_scratch
-    if scratch is not None:
+    if scratch is not None and not experiment.run.pretrain:
         config = scratch_architecture(scratch, build_tokenizer(scratch))
     else:
         config = _known(config_json, key)

@@ -8,20 +8,22 @@ import asyncio
 import signal
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import IO
+from itertools import chain
+from typing import IO, Any
 
 from tailrace.config import ConfigError, InvalidConfigError
 from tailrace.processes import WorkerProcess
 from tailrace_agents.config import AgentsConfig
 from tailrace_cli.cluster.plan import ServerAddresses, Site, check_gpus, service_environment
 from tailrace_cli.cluster.servers import nats_server_binary, redis_server_binary
-from tailrace_cli.experiment import Experiment
+from tailrace_cli.experiment import Experiment, with_values
 from tailrace_cli.loading import fitting
 from tailrace_cli.loading.facts import Begin, Begun, Loaded, MachineFacts, ModelFacts, PromptFacts, Step
+from tailrace_cli.loading.gpu_defaults import gpu_defaults
 from tailrace_cli.validation import problems_of
 from tailrace_learner.config import LearnerConfig
 
@@ -37,6 +39,8 @@ class Report:
     """Result of all checks."""
 
     problems: tuple[str, ...]
+    experiment: Experiment  # with the defaults of its devices
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # those that the devices chose
     notes: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()  # one for each tag, workflow, tool worker
     model: ModelFacts | None = None
@@ -54,13 +58,31 @@ def require_loadable(experiment: Experiment) -> Report:
     return report
 
 
+def estimate(experiment: Experiment, machine: MachineFacts, model_config: str) -> Report:
+    """Compares the sections, and the model's sizes with the devices of `machine`; loads nothing else.
+
+    `model_config`: a config.json in place of the model's own.
+    """
+    started_s = time.monotonic()
+    problems = problems_of(experiment)
+    key = "pretrain" if experiment.learner.from_scratch is None else "learner.from_scratch"
+    loaded = asyncio.run(_load(experiment, [Step("sizes", key, model_config)]))
+    report = combined(experiment, problems, [*loaded, Loaded(machine=machine)])
+    return replace(report, num_steps=1, took_s=time.monotonic() - started_s)
+
+
 def check(
-    experiment: Experiment, *, with_architecture: bool = False, on_machine: bool = True
+    experiment: Experiment,
+    *,
+    with_architecture: bool = False,
+    on_machine: bool = True,
+    machine: MachineFacts | None = None,
 ) -> Report:
     """Checks an experiment.
 
     `with_architecture` also builds the model on torch's meta device, which the learner of a run does
-    first of all. `on_machine`: the run will be on this machine, so that its devices and memory count.
+    first of all. `on_machine`: the run will be on this machine, so that its devices and memory count;
+    `machine`: another one, whose devices count.
     """
     started_s = time.monotonic()
     problems = problems_of(experiment)
@@ -68,7 +90,9 @@ def check(
     steps = [step for step in every if not _is_refused(step, problems)]
     if on_machine:
         problems += _absent_here(experiment)
-    report = combined(experiment, problems, asyncio.run(_load(experiment, steps)))
+    results = asyncio.run(_load(experiment, steps))
+    results += [] if machine is None else [Loaded(machine=machine)]
+    report = combined(experiment, problems, results)
     return replace(report, num_steps=len(steps), took_s=time.monotonic() - started_s)
 
 
@@ -82,18 +106,33 @@ def combined(experiment: Experiment, problems: Iterable[str], results: Sequence[
     model = next((each.model for each in reversed(results) if each.model), None)
     machine = next((each.machine for each in results if each.machine), None)
     prompts = tuple(each.prompt for each in results if each.prompt)
-    found: list[Loaded | fitting.Findings] = [
-        *results,
-        *_fitted(experiment, model, machine, prompts),
-    ]
+    problems = [*problems]
+    defaults = {} if problems else _defaults(experiment, model, machine)
+    if defaults:
+        experiment = with_values(experiment, defaults)
+        problems += problems_of(experiment)
+    fitted = _fitted(experiment, model, machine, prompts)
+    found: list[Loaded | fitting.Findings] = [*results, *fitted]
+    problems += chain.from_iterable(each.problems for each in found)
     return Report(
-        problems=tuple(dict.fromkeys([*problems, *(one for each in found for one in each.problems)])),
+        problems=tuple(dict.fromkeys(problems)),
+        experiment=experiment,
+        defaults=defaults,
         notes=tuple(note for each in found for note in each.notes),
         lines=tuple(each.line for each in results if each.line),
         model=model,
         machine=machine,
         prompts=prompts,
     )
+
+
+def _defaults(
+    experiment: Experiment, model: ModelFacts | None, machine: MachineFacts | None
+) -> Mapping[str, Any]:
+    """Returns what the devices choose; nothing while the model or the machine is unknown."""
+    if model is None or machine is None:
+        return {}
+    return gpu_defaults(experiment, model, machine.gpu_bytes)
 
 
 def _fitted(

@@ -36,6 +36,10 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: int = 0
     num_layers: int = 0
     kv_width: int = 0  # numbers of keys and values that one token has in all layers
+    attention_width: int = 0  # numbers of a token's queries in one layer
+    inner_size: int = 0  # of the feed-forward part, times the experts that compute a token
+    num_tables: int = 1  # of one vector for each token: embeddings, and an output of their own
+    has_head_norms: bool = False  # queries and keys are normalised, head by head
     dtype: str = "float32"  # that its configuration names
 
 

@@ -14,6 +14,7 @@ from tailrace_cli.loading.facts import ModelFacts
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "model*.bin")
 _HEADER = struct.Struct("<Q")
+_HEAD_NORMS = ("qwen3", "gemma3", "olmo2")
 _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")
 
 
@@ -42,6 +43,10 @@ def model_facts(name: str, config_json: bytes, num_tokens: int = 0) -> ModelFact
         hidden_size=hidden,
         num_layers=layers,
         kv_width=2 * layers * kv_heads * head_dim,
+        attention_width=heads * head_dim,
+        inner_size=_inner(content, hidden),
+        num_tables=1 if content.get("tie_word_embeddings") else 2,
+        has_head_norms=str(content.get("model_type", "")).startswith(_HEAD_NORMS),
         dtype=str(content.get("dtype") or content.get("torch_dtype") or "float32"),
     )
 
@@ -72,6 +77,13 @@ def _in_file(path: Path) -> int:
         header: dict[str, Any] = json.loads(file.read(size))
     shapes = (entry["shape"] for name, entry in header.items() if name != "__metadata__")
     return sum(map(math.prod, shapes))
+
+
+def _inner(content: Mapping[str, Any], hidden: int) -> int:
+    active = _first(content, ("num_experts_per_tok", "num_selected_experts")) or 1
+    return active * (
+        _first(content, ("moe_intermediate_size", "intermediate_size", "n_inner")) or 4 * hidden
+    )
 
 
 def _text_part(content: dict[str, Any]) -> dict[str, Any]:

@@ -133,6 +133,27 @@ class Loader:
         found: int = architecture.num_parameters(config_json, self._experiment, step.key)
         return Loaded(model=msgspec.structs.replace(self._facts, num_parameters=found))
 
+    def sizes(self, step: Step) -> Loaded:
+        """Sizes of the model from its configuration alone: the file `step.name`, or the model's own."""
+        name, config_json = step.name, b""
+        if name:
+            try:
+                config_json = Path(name).expanduser().read_bytes()
+            except OSError as error:
+                raise ConfigError(f"--model-config {name}: {error.strerror}") from error
+        elif self._experiment.learner.from_scratch is None:
+            name = self._experiment.run.pretrain
+            config_json = (fetched_folder(name, step.key) / "config.json").read_bytes()
+        else:
+            name, card, _ = self._source
+            config_json = card.config_json
+        architecture: Any = importlib.import_module("tailrace_cli.loading.architecture")
+        found: int = architecture.num_parameters(config_json, self._experiment, step.key)
+        name = self._experiment.run.pretrain or name
+        return Loaded(
+            model=msgspec.structs.replace(model_facts(name, config_json), num_parameters=found)
+        )
+
     def role(self, step: Step) -> Loaded:
         """Model of another role of the learner: it must read the policy's tokens."""
         folder = fetched_folder(step.name, step.key)

@@ -127,7 +127,7 @@ class _Unleased:
     def __init__(self, policy: Policy) -> None:
         self.generate = policy.generate
 
-    def begin(self, episode_id: str, predicted_tokens: int) -> None:
+    def begin(self, episode_id: str) -> None:
         """Nothing to lease."""
 
     def end(self, episode_id: str) -> None:
@@ -152,7 +152,7 @@ class TerminalGateway:
             Renderers(renderer, renderer, run.chat.reasoning),
             SystemClock(),
             max_concurrent_calls=config.max_concurrent_calls,
-            promises=PromiseRule(config.on_broken_promise, config.max_asks),
+            promises=PromiseRule(config.on_broken_promise, config.max_asks, config.guided_decoding),
         )
         routes = model_call_routes(self._gateway.calls, renderer, run)
         self._guard = Guard(lambda reason, exit_code: None)

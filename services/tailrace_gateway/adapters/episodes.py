@@ -38,7 +38,7 @@ from tailrace_gateway.handlers import SessionHandler
 from tailrace_protos.episode import Outcome
 from tailrace_protos.session import OutsideResult
 
-_AGENT = re.compile(r"^[A-Za-z0-9_.:/@-]{1,200}$")
+_AGENT = re.compile(r"^[A-Za-z0-9_.:/@-]{1,200}\Z")
 _RANGES = NumberRanges(wait_s=(0, 60))
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.2
 _Handler = Callable[[Exchange], Coroutine[object, object, None]]

@@ -38,7 +38,7 @@ from tailrace_protos.session import (
 )
 from tailrace_protos.trajectory import TokenRow
 
-_SESSION_ID = re.compile(r"^[A-Za-z0-9_.:-]{1,200}$")
+_SESSION_ID = re.compile(r"^[A-Za-z0-9_.:-]{1,200}\Z")
 _RANGES = NumberRanges(
     max_episode_tokens=(1, 1 << 31),
     max_new_tokens=(1, 1 << 31),

@@ -42,7 +42,7 @@ class ReplyFormat(enum.Enum):
 
 
 class OutputConstraints(msgspec.Struct, frozen=True, kw_only=True):
-    """Constraints on a finished reply. The gateway checks them; it does not force the model."""
+    """Constraints on a finished reply. The gateway checks them, and guides the engine by them."""
 
     needs_tool_call: bool = False
     tool_name: str = ""  # every call must use this tool

@@ -91,7 +91,7 @@ class ModelCalls:
     async def count_tokens(self, session_id: str, call: ModelCall) -> int:
         """Return the number of prompt tokens of a call."""
         session, _ = await self._sessions.refresh(session_id)
-        return sum(len(one.prompt_ids) for one in self._prompter.prompts(session, call))
+        return sum(len(one.prompt_ids) for one in await self._prompter.prompts(session, call))
 
     def _require_room(self) -> None:
         if self.is_draining:
@@ -134,11 +134,11 @@ class ModelCalls:
         self, session: Session, call: ModelCall, name: str, running: InFlightCall
     ) -> Completion:
         self._require_open(session)
-        prompts = self._prompter.prompts_at_hand(session, call)
+        prompts = await self._prompter.prompts_at_hand(session, call)
         if not prompts:
             session, _ = await self._sessions.refresh(session.session_id)
             self._require_open(session)
-            prompts = self._prompter.prompts(session, call)
+            prompts = await self._prompter.prompts(session, call)
         return await self._sampler.sample(session, call, prompts, name, running)
 
     def _require_open(self, session: Session) -> None:

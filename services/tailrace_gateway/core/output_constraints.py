@@ -1,8 +1,8 @@
 """Output constraints: checks of finished replies against the request.
 
-The gateway has no grammar engine: it does not constrain sampling, it checks the finished reply, and
-`gateway.on_broken_promise` decides what follows. A reply that its token budget cut short passes
-unchecked, with its finish reason.
+Engines bind replies to them where they can (`guides.py`). All replies are checked when they are
+finished, and `gateway.on_broken_promise` decides what follows. A reply that its token budget cut short
+passes unchecked, with its finish reason.
 """
 
 from collections.abc import Sequence

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from tailrace.chat import Renderer, TemplateError
+from tailrace.chat.long_texts import with_long_texts
 from tailrace.ledger import Prompt, Rendering
 from tailrace_gateway.core.call import ModelCall
 from tailrace_gateway.core.errors import BadRequestError, NotFoundError
@@ -50,8 +51,14 @@ class PromptBuilder:
     def __init__(self, renderings: Renderings) -> None:
         self._renderings = renderings
 
-    def prompts(self, session: Session, call: ModelCall) -> tuple[Prompt, ...]:
-        """Return the prompts and their places in the ledger; a conversation is one prompt."""
+    async def prompts(self, session: Session, call: ModelCall) -> tuple[Prompt, ...]:
+        """Return the prompts and their places in the ledger; a conversation is one prompt.
+
+        The ledger is read in one piece, after long texts were encoded.
+        """
+        return await with_long_texts(lambda: self._prompts(session, call))
+
+    def _prompts(self, session: Session, call: ModelCall) -> tuple[Prompt, ...]:
         if call.is_token_level:
             encode = self._renderings.of({}).renderer.encode
             ids = [encode(one) if isinstance(one, str) else one for one in call.prompts]
@@ -64,7 +71,7 @@ class PromptBuilder:
         except TemplateError as error:
             raise BadRequestError(f"messages: {error}", param="messages") from error
 
-    def prompts_at_hand(self, session: Session, call: ModelCall) -> tuple[Prompt, ...]:
+    async def prompts_at_hand(self, session: Session, call: ModelCall) -> tuple[Prompt, ...]:
         """Return the prompts from local knowledge alone; none if other replicas' records could change
         them.
 
@@ -73,7 +80,7 @@ class PromptBuilder:
         is_known = not call.previous_id or session.has_call(call.previous_id)
         if call.is_token_level or session.is_behind or not is_known:
             return ()
-        prompts = self.prompts(session, call)
+        prompts = await self.prompts(session, call)
         return () if any(one.role == "assistant" for one in prompts[0].messages) else prompts
 
 

@@ -26,6 +26,7 @@ from tailrace.chat import ParsedReply, Renderer, ReplyDelta, ReplyStream
 from tailrace.clock import Clock
 from tailrace.ledger import Prompt
 from tailrace.sdk.policy import GenerationFailedError, TurnRequest
+from tailrace.tracing import carried, episode
 from tailrace_gateway.core.call import (
     CallStart,
     Completion,
@@ -44,13 +45,14 @@ from tailrace_gateway.core.errors import (
     OutputConstraintError,
     UnavailableError,
 )
+from tailrace_gateway.core.guides import Guiding, guide_of
 from tailrace_gateway.core.in_flight import InFlightCall
 from tailrace_gateway.core.output_constraints import NO_CONSTRAINTS, broken_constraint
 from tailrace_gateway.core.prompts import Renderings
 from tailrace_gateway.core.session import Session
 from tailrace_gateway.ports import SessionPolicy
 from tailrace_protos.base import Int32Bytes, as_float32, as_int32, pack_int32
-from tailrace_protos.generation import SamplingParams, TokenChunk
+from tailrace_protos.generation import Guide, SamplingParams, TokenChunk
 from tailrace_protos.session import SessionLimits
 
 _RETRY_AFTER_S = 1.0
@@ -60,10 +62,11 @@ _NO_LOGPROBS: NDArray[np.float32] = np.empty(0, np.float32)
 
 
 class PromiseRule(NamedTuple):
-    """Rule for replies that violate a constraint. `max_asks`: replies sampled at most per choice."""
+    """Rule for constraints. `max_asks`: replies sampled at most per choice."""
 
     on_broken: Literal["refuse", "pass", "ask_again"] = "pass"
     max_asks: int = 1
+    guiding: Guiding = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class _Job:
     ordinal: int
     opening: CallStart
     running: InFlightCall
+    guide: Guide | None
 
 
 class PieceStreamer:
@@ -141,6 +145,8 @@ class Sampler:
         ids = tuple(prompt.prompt_ids for prompt in prompts)
         budgets = tuple(reply_room(limits, len(one), call.max_new_tokens) for one in ids)
         left = budget_left(limits, num_sampled, num_choices)
+        renderer = self._renderings.of(call.template_args).renderer
+        guide = guide_of(call, renderer, self._promises.guiding)
         opening = CallStart(next(self._ids), int(self._clock.unix_s()), ids)
         running.open(opening)
         job = _Job(
@@ -153,6 +159,7 @@ class Sampler:
             session.num_calls + len(session.calls) - 1,
             opening,
             running,
+            guide,
         )
         tries = await self._all_choices(job, num_choices)
         choices = tuple(
@@ -224,17 +231,18 @@ class Sampler:
         )
         streamer = None if stream_to is None else PieceStreamer(stream_to, index, stream)
         place = index // call.num_choices
-        generation = await self._policy.generate(
-            TurnRequest(
-                job.prompts[place],
-                min(job.budgets[place], left),
-                msgspec.structs.replace(job.sampling, seed=seed),
-                session.session_id,
-                job.ordinal,
-                on_chunk=None if streamer is None else streamer.on_chunk,
-                top_logprobs=call.top_logprobs,
-            )
+        request = TurnRequest(
+            job.prompts[place],
+            min(job.budgets[place], left),
+            msgspec.structs.replace(job.sampling, seed=seed),
+            session.session_id,
+            job.ordinal,
+            on_chunk=None if streamer is None else streamer.on_chunk,
+            top_logprobs=call.top_logprobs,
+            guide=job.guide,
         )
+        with carried(episode(session.session_id)):
+            generation = await self._policy.generate(request)
         if streamer is None:
             stream.feed(generation.token_ids)
         parsed = stream.finish() if streamer is None else streamer.finish()

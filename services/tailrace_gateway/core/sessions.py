@@ -22,7 +22,7 @@ from tailrace.store.errors import StoreError
 from tailrace_gateway import metrics
 from tailrace_gateway.core.errors import SessionOverError, UnauthorizedError, UnavailableError
 from tailrace_gateway.core.session import Session
-from tailrace_gateway.ports import SessionPolicy, SessionStore
+from tailrace_gateway.ports import SessionPolicy, SessionState, SessionStore
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.session import OpenSession
 
@@ -124,8 +124,8 @@ class Sessions:
                 raise _store_error(error) from error
             metrics.STALE_READS.inc()
             return self._in_use(session), None
-        if session is not None and (stored is None or stored.nonce != session.nonce):
-            self.forget(session_id)
+        if session is not None and not self._is_kept(session, stored):
+            # The store told only what `session` did not know: read everything.
             return await self.refresh(session_id, answer)
         if stored is None:
             raise SessionOverError(f"the session {session_id!r} was closed")
@@ -134,6 +134,12 @@ class Sessions:
         if not stored.is_open:
             session.close()
         return self._in_use(session), stored.answer
+
+    def _is_kept(self, session: Session, stored: SessionState | None) -> bool:
+        """Tell whether memory has this session still; drop it if the store has another of its id."""
+        if stored is None or stored.nonce != session.nonce:
+            self.forget(session.session_id)
+        return self._sessions.get(session.session_id) is session
 
     async def load(self, session_id: str) -> Session | None:
         """Return the session with its whole log, open or finished; None if there is none."""
@@ -170,7 +176,7 @@ class Sessions:
         session = self._in_use(Session(record, nonce, hashed, self._make_ledger(), sampling))
         self._sessions[record.episode_id] = session
         self._ids[hashed] = record.episode_id
-        self._policy.begin(record.episode_id, record.limits.max_new_tokens)
+        self._policy.begin(record.episode_id)
         return session
 
     def _sampling(self, params: SamplingParams) -> SamplingParams:

@@ -9,12 +9,18 @@ from tailrace_inference.ports import Engine, EngineFeatures, EngineRefusalError
 from tailrace_protos.weights import ModelCard
 
 
-async def start_engine(card: ModelCard, config: InferenceConfig) -> Engine:
-    """Builds and starts the configured engine; raises `ConfigError`."""
+async def start_engine(card: ModelCard, config: InferenceConfig, *, sleeps: bool = False) -> Engine:
+    """Builds and starts the configured engine; raises `ConfigError`.
+
+    `sleeps`: its `sleep` will be called.
+    """
     make = load_object(ENGINES.get(config.engine, config.engine), "inference.engine")
     try:
         engine: Engine = await asyncio.to_thread(make, card, config)
         check_settings(config, engine.features)
+        if sleeps:
+            check_sleep(config, engine.features)
+            engine.allow_sleep()
         await engine.start()
     except EngineRefusalError as error:
         raise ConfigError(str(error)) from error
@@ -36,4 +42,13 @@ def check_settings(config: InferenceConfig, features: EngineFeatures) -> None:
         raise ConfigError(
             f"inference.engine_args: the engine {config.engine} takes none: remove "
             f"{', '.join(config.engine_args)}"
+        )
+
+
+def check_sleep(config: InferenceConfig, features: EngineFeatures) -> None:
+    """Raises `ConfigError` if the engine cannot give its memory to the learner."""
+    if not features.sleep:
+        raise ConfigError(
+            f"colocated: the engine {config.engine} cannot give its memory to the learner: use torch, "
+            "hf, vllm or sglang, or set colocated: false and give both devices of their own"
         )

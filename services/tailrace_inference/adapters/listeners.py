@@ -1,8 +1,9 @@
 """Channel servers of one inference server, and their addresses for callers."""
 
+import contextlib
 import hashlib
 import os
-import socket
+import stat
 import tempfile
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tailrace.channel import (
     NatsGenerateServer,
     ZmqGenerateServer,
 )
+from tailrace.config import ConfigError, advertised_host
 from tailrace_inference.config import InferenceConfig
 
 _LOOPBACK = ("127.0.0.1", "localhost")
@@ -45,7 +47,7 @@ class Listeners:
             return ""
         bind_host, advertised = self._config.bind_host, self._config.advertise_host
         if bind_host in ("0.0.0.0", "*") and not advertised:
-            advertised = socket.gethostname()
+            advertised = advertised_host()
         endpoint = self._zmq.endpoint
         return f"tcp://{advertised}:{endpoint.rsplit(':', 1)[1]}" if advertised else endpoint
 
@@ -77,5 +79,11 @@ def _socket_path(server_id: str, state_dir: Path) -> Path:
         return path
     digest = hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()
     folder = Path(tempfile.gettempdir()) / f"tailrace-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(
+            f"{folder} is not a folder of this user alone: remove it, or choose a shorter output_dir"
+        )
     return folder / f"{digest}.sock"

@@ -53,6 +53,7 @@ class LocalPolicy:
             request.max_new_tokens,
             request.sampling,
             top_logprobs=request.top_logprobs,
+            guide=request.guide,
         )
         self._engine.submit(call, on_part)
         try:

@@ -30,6 +30,7 @@ class SGLangCall:
         self.rid, self.request, self.on_chunk = rid, request, on_chunk
         self.num_prompt = num_prompt
         self.stops: StopStrings | None = None
+        self.guide = ""  # `GuideSpec`
         self.num_tokens = 0
         self.num_cached = 0
         self.is_sent = False  # SGLang knows it
@@ -58,24 +59,35 @@ class SGLangCall:
         self._count(output, ended)
         if self.is_closed:
             return False
-        has_stop_id = output.finish is not None and output.finish["type"] == "stop"
-        count, matched = find_stop(self.stops, output.token_ids, has_stop_id)
+        return self._answer(output) is not None and not ended
+
+    def _answer(self, output: CallOutput) -> str | None:
+        """Sends what an output gives; returns the stop string that it completes."""
+        finish = output.finish or {}
+        count, matched = find_stop(self.stops, output.token_ids, finish.get("type") == "stop")
         if output.error:
-            self.is_closed = True
-            self.on_chunk(failed(self.request.call_id, CallErrorCode.INTERNAL, output.error))
+            self._fail(CallErrorCode.INTERNAL, output.error)
+        elif self.guide and finish.get("status_code"):
+            self._fail(CallErrorCode.INVALID, f"guide: {finish.get('message')}")
         elif matched is not None:
             self.close(FinishReason.STOP, matched, output, count)
         elif output.finish is not None:
-            reason = FinishReason(output.finish["type"])
-            self.close(reason, output.finish.get("matched"), output, count)
+            self.close(FinishReason(finish["type"]), finish.get("matched"), output, count)
         elif count:
             self.on_chunk(self._chunk(output, count))
-        return matched is not None and not ended
+        return matched
+
+    def _fail(self, code: CallErrorCode, reason: str) -> None:
+        self.is_closed = True
+        self.on_chunk(failed(self.request.call_id, code, reason))
 
     def _count(self, output: CallOutput, ended: bool) -> None:
         """Counts retractions at the end, and the prompt with the first tokens."""
         if ended:
-            self._counts.preempted += max(0, output.num_retractions - self._num_swaps)
+            num_preempted = max(0, output.num_retractions - self._num_swaps)
+            self._counts.preempted += num_preempted
+            # SGLang does not tell when: half of the answer is the mean.
+            self._counts.preempted_tokens += num_preempted * (self.num_prompt + self.num_tokens // 2)
         if output.token_ids and not self.num_tokens and not self.is_closed:
             self.num_cached = output.num_cached
             self._counts.prompt += self.num_prompt

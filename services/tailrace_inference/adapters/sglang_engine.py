@@ -10,9 +10,8 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -24,21 +23,29 @@ from tailrace_inference.adapters.sglang_calls import SGLangCall
 from tailrace_inference.adapters.sglang_settings import (
     check_arguments,
     check_layout,
+    host_cache_tokens,
     model_folder,
     server_arguments,
 )
 from tailrace_inference.adapters.sglang_thread import CallOutput, SGLangThread
-from tailrace_inference.adapters.staging import SERVER_PID, HostStage, OwnFolder, max_sequence_tokens
+from tailrace_inference.adapters.staging import (
+    SERVER_PID,
+    HostStage,
+    OwnFolder,
+    StagedEngine,
+    max_sequence_tokens,
+)
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.core.calls import CallCounts
 from tailrace_inference.core.requests import InvalidRequestError, check_request, failed
+from tailrace_inference.engine.guided import Guides
+from tailrace_inference.engine.request import guide_spec
 from tailrace_inference.engine.stops import StopStrings
 from tailrace_inference.ports import (
     EngineFailedError,
     EngineFeatures,
     EngineRefusalError,
     EngineStats,
-    NamedTensor,
     OnChunk,
 )
 from tailrace_protos.generation import (
@@ -58,7 +65,7 @@ _SILENT_S = 1.0  # without an answer, processes that compute nothing hang
 _BUSY_S = 60.0  # without an answer, processes that compute hang
 
 
-class SGLangEngine:
+class SGLangEngine(StagedEngine):
     """`Engine` of the package sglang; `inference.engine_args` are its `ServerArgs`."""
 
     def __init__(self, card: ModelCard, config: InferenceConfig) -> None:
@@ -70,10 +77,13 @@ class SGLangEngine:
         dtype = model_folder(card, config, self._folder.path)
         self._max_len = min(max_sequence_tokens(config, card), config.kv_cache_tokens)
         arguments = server_arguments(config, self._folder.path, self._max_len, dtype)
+        self._host_capacity_tokens = host_cache_tokens(card, config, dtype)
         self.features = EngineFeatures(
             stop_strings=self._tokenizer is not None,
             adapters=True,
             cache_salt=True,
+            guided=self._tokenizer is not None,
+            sleep=True,
             unread_settings=("cpu_matmul", "forward", "step_in"),
         )
         self._sglang = SGLangThread(
@@ -82,13 +92,15 @@ class SGLangEngine:
         self._calls: dict[str, SGLangCall] = {}  # by rid
         self._rids: dict[str, str] = {}  # of open calls, by call id
         self._num_calls = 0
-        self._staged: tuple[int, Path] | None = None
         self._is_paused = False
         self._is_swapping = False
         self._watching: asyncio.Task[NoReturn] | None = None
         self._counts = CallCounts()
         self.policy_version = -1
         self._stage = HostStage(self._folder.path, dtype)
+        self._guides = (
+            None if self._tokenizer is None else Guides(self._tokenizer, self._stage.vocab_size)
+        )
         try:
             check_layout(self._stage.shapes, card)
         except EngineRefusalError:
@@ -156,11 +168,13 @@ class SGLangEngine:
             return
         try:
             prompt = check_request(request, self._max_len, self._stage.vocab_size, self.features)
+            guide = guide_spec(request, self._guides)
         except InvalidRequestError as error:
             on_chunk(failed(request.call_id, CallErrorCode.INVALID, str(error)))
             return
         self._num_calls += 1
         call = SGLangCall(f"{self._num_calls:015d}", request, on_chunk, len(prompt), self._counts)
+        call.guide = guide
         if request.sampling.stop:
             assert self._tokenizer is not None
             continued = prompt[len(prompt) - request.num_continued :].tolist()
@@ -190,6 +204,7 @@ class SGLangEngine:
                 "min_p": sampling.min_p,
                 "stop_token_ids": list(sampling.stop_token_ids),
                 "sampling_seed": seed,
+                **({"ebnf": call.guide} if call.guide else {}),
             },
         }
         self._sglang.submit(call.rid, generate, eager=call.stops is not None)
@@ -206,27 +221,13 @@ class SGLangEngine:
             call.close(FinishReason.ABORT)
             del self._calls[rid], self._rids[call_id]
 
-    def abort_all(self) -> None:
-        """See `Engine`."""
-        for call_id in list(self._rids):
-            self.abort(call_id)
-
-    @property
-    def base_version(self) -> int:
-        """See `Engine`."""
-        return self._stage.base_version
-
-    async def stage(
-        self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
-    ) -> None:
-        """See `Engine`."""
-        path = await asyncio.to_thread(self._stage.write, tensors, policy_version, base_version)
-        self._staged = policy_version, path
+    def open_call_ids(self) -> list[str]:
+        """See `StagedEngine`."""
+        return list(self._rids)
 
     async def apply(self) -> float:
         """See `Engine`. A failure leaves SGLang with parts of two versions: it must be restarted."""
-        assert self._staged is not None, "apply without stage"
-        (policy_version, path), self._staged = self._staged, None
+        policy_version, path = self.take_staged()
         began_s = time.perf_counter()
         recompute = self._config.kv_on_update == "recompute" or self.policy_version < 0
         self._is_swapping = True
@@ -257,6 +258,18 @@ class SGLangEngine:
         await self._control(self._sglang.resume(), _CONTROL_S)
         self._is_paused = False
         self._send_held()
+
+    def allow_sleep(self) -> None:
+        """See `Engine`."""
+        self._sglang.allow_sleep()
+
+    async def sleep(self) -> None:
+        """See `Engine`."""
+        await self._control(self._sglang.sleep(), _LOAD_S)
+
+    async def wake(self) -> None:
+        """See `Engine`."""
+        await self._control(self._sglang.wake(), _LOAD_S)
 
     def _send_held(self) -> None:
         if not self._is_held:
@@ -311,6 +324,8 @@ class SGLangEngine:
             num_recomputed_tokens=counts.recomputed,
             num_stale_kv_tokens=counts.stale,
             num_preemptions=counts.preempted,
+            num_preempted_tokens=counts.preempted_tokens,
+            host_capacity_tokens=self._host_capacity_tokens,
             num_finished=counts.finished,
             num_nonfinite_logprobs=counts.nonfinite,
         )

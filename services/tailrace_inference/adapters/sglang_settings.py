@@ -11,11 +11,12 @@ import torch
 
 from tailrace_inference.adapters.sglang_thread import on_child_error
 from tailrace_inference.adapters.sglang_worker import LOADER
-from tailrace_inference.adapters.staging import write_model_folder
+from tailrace_inference.adapters.staging import token_bytes, write_model_folder
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.ports import EngineRefusalError
 from tailrace_protos.weights import ModelCard
 
+_HICACHE_RATIO = 2.0  # SGLang's default, of the cache on the device
 _SPARE_TOKENS = 8  # SGLang keeps a few tokens of each limit to itself
 
 _OURS = {
@@ -24,7 +25,6 @@ _OURS = {
     "sampling_backend",
 }  # fmt: skip
 _REFUSED = {
-    "dp_size": "start one server for each data-parallel group: set inference.num_servers",
     "speculative_algorithm": "log-probabilities of speculated tokens are not those of the policy",
     "enable_lora": "adapters are merged into the weights",
 }
@@ -43,7 +43,10 @@ def server_arguments(
     config: InferenceConfig, folder: Path, max_len: int, dtype: torch.dtype
 ) -> dict[str, Any]:
     """`ServerArgs` of SGLang for settings that `check_arguments` took."""
+    tensor, pipeline = config.parallel_sizes
     arguments: dict[str, Any] = {
+        "tp_size": tensor,
+        "pp_size": pipeline,
         "model_path": str(folder),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
@@ -91,6 +94,17 @@ def model_folder(card: ModelCard, config: InferenceConfig, folder: Path) -> torc
     named = "float32" if _on_cpu(config) else text.get("dtype") or text.get("torch_dtype") or "bfloat16"
     dtype: torch.dtype = getattr(torch, named if config.dtype == "auto" else config.dtype)
     return dtype
+
+
+def host_cache_tokens(card: ModelCard, config: InferenceConfig, dtype: torch.dtype) -> int:
+    """Tokens of SGLang's hierarchical cache in host memory; 0 without one."""
+    given = config.engine_args
+    if not given.get("enable_hierarchical_cache"):
+        return 0
+    size_gb = float(given.get("hicache_size", 0))
+    if size_gb > 0:
+        return int(size_gb * 1e9 // token_bytes(json.loads(card.config_json), dtype.itemsize))
+    return int(float(given.get("hicache_ratio") or _HICACHE_RATIO) * config.kv_cache_tokens)
 
 
 def check_layout(shapes: Mapping[str, tuple[int, ...]], card: ModelCard) -> None:

@@ -28,6 +28,8 @@ from sglang.srt.managers.io_struct import (
     ContinueGenerationReqInput,
     EndWeightUpdateReqInput,
     PauseGenerationReqInput,
+    ReleaseMemoryOccupationReqInput,
+    ResumeMemoryOccupationReqInput,
     UpdateWeightsFromTensorReqInput,
 )
 from sglang.srt.managers.load_snapshot import shm_path_for
@@ -177,6 +179,21 @@ class SGLangThread:
     async def resume(self) -> None:
         """Lets the scheduler go on."""
         await self._manager.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
+
+    def allow_sleep(self) -> None:
+        """Lets SGLang give its memory back; before `start`. It cannot on the CPU."""
+        self._arguments["enable_memory_saver"] = self._arguments.get("device") != "cpu"
+
+    async def sleep(self) -> None:
+        """Gives the memory of weights, keys and values back, with the calls retracted."""
+        await self._manager.pause_generation(PauseGenerationReqInput(mode="retract"))
+        if self._arguments.get("enable_memory_saver"):
+            await self._manager.release_memory_occupation(ReleaseMemoryOccupationReqInput())
+
+    async def wake(self) -> None:
+        """Takes the memory again."""
+        if self._arguments.get("enable_memory_saver"):
+            await self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput())
 
     async def load(self, path: Path, policy_version: int, *, flush: bool) -> None:
         """Copies weights into the model of a held scheduler; raises `EngineFailedError`."""

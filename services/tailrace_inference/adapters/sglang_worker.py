@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from sglang.srt.layers.sampler import Sampler, register_sampler_backend
+from sglang.srt.managers import scheduler
 from sglang.srt.managers.scheduler import run_scheduler_process
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from torch import Tensor
 
+from tailrace_inference.adapters.sglang_guides import GuideManager
 from tailrace_inference.adapters.staging import end_with_server
 from tailrace_inference.engine.sampling import SamplingRows, draw, filtered, uniforms
 
@@ -58,6 +60,7 @@ def _seeded_info(cls: type, batch: Any, vocab_size: int) -> Any:
 def run_scheduler(*args: Any, **named: Any) -> None:
     """Body of the process; it ends with the server."""
     end_with_server()
+    scheduler.GrammarManager = GuideManager
     register_sampler_backend("pytorch", SeededSampler)
     SamplingBatchInfo.from_schedule_batch = classmethod(_seeded_info)
     run_scheduler_process(*args, **named)

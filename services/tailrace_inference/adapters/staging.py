@@ -1,5 +1,6 @@
-"""Files that engines of other packages read: the model's folder, and weights in the host's memory."""
+"""Parts that engines of other packages share: the model's folder, and updates as files in memory."""
 
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -8,6 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,15 @@ def _end_with(server: psutil.Process) -> None:
         while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
             time.sleep(_WATCH_S)
     os._exit(1)
+
+
+def token_bytes(content: dict[str, Any], number_bytes: int) -> int:
+    """Bytes of one token's keys and values, from a model's configuration; an upper bound."""
+    content = {**content, **(content.get("text_config") or {})}
+    heads = int(content.get("num_attention_heads") or 1)
+    width = int(content.get("head_dim") or int(content.get("hidden_size") or 0) // heads)
+    kv_heads = int(content.get("num_key_value_heads") or heads)
+    return 2 * number_bytes * int(content.get("num_hidden_layers") or 1) * kv_heads * max(width, 32)
 
 
 def write_model_folder(card: ModelCard, folder: Path) -> dict[str, Any]:
@@ -146,6 +157,44 @@ class HostStage:
     def close(self) -> None:
         """Removes the files."""
         self._folder.remove()
+
+
+class StagedEngine(ABC):
+    """Parts of `Engine` that do not depend on the package: updates wait as files, calls have ids."""
+
+    _stage: HostStage  # from the start on
+    _staged: tuple[int, Path] | None = None  # policy version and file, until `apply`
+
+    @property
+    def base_version(self) -> int:
+        """See `Engine`."""
+        return self._stage.base_version
+
+    async def stage(
+        self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
+    ) -> None:
+        """See `Engine`."""
+        path = await asyncio.to_thread(self._stage.write, tensors, policy_version, base_version)
+        self._staged = policy_version, path
+
+    def take_staged(self) -> tuple[int, Path]:
+        """Returns the staged version and its file, once; `stage` must come before."""
+        assert self._staged is not None, "apply without stage"
+        staged, self._staged = self._staged, None
+        return staged
+
+    def abort_all(self) -> None:
+        """See `Engine`."""
+        for call_id in self.open_call_ids():
+            self.abort(call_id)
+
+    @abstractmethod
+    def open_call_ids(self) -> list[str]:
+        """Ids of the calls whose last chunk is not out."""
+
+    @abstractmethod
+    def abort(self, call_id: str) -> None:
+        """See `Engine`."""
 
 
 def _skeleton(folder: Path, dtype: torch.dtype) -> Any:

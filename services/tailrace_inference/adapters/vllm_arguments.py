@@ -7,11 +7,17 @@ import torch
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
+from tailrace_inference.adapters.staging import token_bytes
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.ports import EngineRefusalError
 
 _WORKER = "tailrace_inference.adapters.vllm_worker.WeightLoader"
-_OWN_ARGS = ("model", "load_format", "logprobs_mode", "worker_extension_cls", "skip_tokenizer_init")
+_SCHEDULER = "tailrace_inference.adapters.vllm_guides.make_scheduler"
+_OWN_ARGS = (
+    "model", "load_format", "logprobs_mode", "worker_extension_cls", "scheduler_cls",
+    "skip_tokenizer_init",
+)  # fmt: skip
+_MOST_BYTES = 4  # of one number in the cache
 _CPU_BLOCK_TOKENS = 32  # vLLM's CPU attention wants multiples of it
 
 
@@ -27,7 +33,13 @@ def check_engine_args(given: dict[str, Any]) -> None:
 
 
 def engine_arguments(
-    config: InferenceConfig, folder: str, content: dict[str, Any], *, max_len: int, max_logprobs: int
+    config: InferenceConfig,
+    folder: str,
+    content: dict[str, Any],
+    *,
+    max_len: int,
+    max_logprobs: int,
+    sleeps: bool,
 ) -> AsyncEngineArgs:
     """Returns the arguments; `content`: the model's configuration, which `folder` holds.
 
@@ -49,17 +61,22 @@ def engine_arguments(
         "seed": int.from_bytes(os.urandom(4), "little") >> 1,
         "max_logprobs": max_logprobs,
         "disable_log_stats": True,
+        "enable_sleep_mode": sleeps and device != "cpu",
         **_cache(config, content, device, max_len),
     }
-    if device == "cpu":  # a prompt in pieces sets a generator back, which torch cannot on the CPU
+    if device == "cpu":
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")  # the first call would wait for a compiler
+        # A prompt in pieces sets a generator back, which torch cannot on the CPU.
         torch.set_num_threads(config.num_threads)
         given["enable_chunked_prefill"] = False
         given["max_num_batched_tokens"] = max(config.max_batched_tokens, max_len)
+    tensor, pipeline = config.parallel_sizes
+    given |= {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
     given |= config.engine_args
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # its sampler is not the one that is extended
-    if given.get("tensor_parallel_size", 1) * given.get("pipeline_parallel_size", 1) == 1:
+    if config.gpus_per_server == 1:
         given.setdefault("distributed_executor_backend", "uni")
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # no second process
     try:
@@ -69,6 +86,7 @@ def engine_arguments(
             skip_tokenizer_init=True,
             logprobs_mode="raw_logprobs",
             worker_extension_cls=_WORKER,
+            scheduler_cls=_SCHEDULER,
             **given,
         )
     except TypeError as error:  # an argument that vLLM does not know
@@ -88,14 +106,5 @@ def _cache(
     return {
         "block_size": block,
         "num_gpu_blocks_override": num_tokens // block,
-        "kv_cache_memory_bytes": num_tokens * _token_bytes(content),
+        "kv_cache_memory_bytes": num_tokens * token_bytes(content, _MOST_BYTES),
     }
-
-
-def _token_bytes(content: dict[str, Any]) -> int:
-    """Upper bound of the bytes of one token's keys and values, from a model's configuration."""
-    content = {**content, **(content.get("text_config") or {})}
-    heads = int(content.get("num_attention_heads") or 1)
-    width = int(content.get("head_dim") or int(content.get("hidden_size") or 0) // heads)
-    kv_heads = int(content.get("num_key_value_heads") or heads)
-    return 2 * 4 * int(content.get("num_hidden_layers") or 1) * kv_heads * max(width, 32)

@@ -1,12 +1,15 @@
 """One call in vLLM's terms: its sampling parameters, and chunks of what vLLM gives back."""
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from vllm import SamplingParams as VllmSampling
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.metrics.loggers import StatLoggerBase
 
+from tailrace_inference.adapters.vllm_guides import GuidedSampling
 from tailrace_inference.core.calls import CallCounts
 from tailrace_inference.engine.stops import StopStrings
 from tailrace_inference.ports import OnChunk
@@ -28,6 +31,7 @@ class VllmCall:
     stops: StopStrings | None
     born_version: int  # active at `submit`
     num_sent: int = 0
+    guide: str = ""  # `GuideSpec`
     is_aborted: bool = False
     internal_id: str = ""  # vLLM's own
 
@@ -36,7 +40,13 @@ class VllmCall:
         sampling, seed = self.request.sampling, self.request.sampling.seed
         if seed is not None:  # a continued call must not draw the same numbers again
             seed = (seed + self.request.num_continued * _SEED_STEP) % 2**63
-        return VllmSampling(
+        make, more = VllmSampling, {}
+        if self.guide:
+            make, more = (
+                GuidedSampling,
+                {"structured_outputs": StructuredOutputsParams(grammar=self.guide)},
+            )
+        return make(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
@@ -51,6 +61,7 @@ class VllmCall:
             skip_clone=True,
             output_kind=RequestOutputKind.DELTA,
             stream_interval=1 if self.stops is not None else _STREAM_TOKENS,
+            **more,
         )
 
     def chunk(
@@ -81,3 +92,30 @@ class VllmCall:
     def num_stale(self, spans: tuple[TokenSpan, ...]) -> int:
         """Tokens that were sampled over keys and values of an earlier version, where those are kept."""
         return sum(span.num_tokens for span in spans if span.policy_version != self.born_version)
+
+
+class SchedulerStats(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types here
+    """Counters of vLLM's scheduler, as it reports them after each step."""
+
+    def __init__(self) -> None:
+        self.num_running = self.num_steps = self.num_preemptions = 0
+        self.usage = self.step_s = self.preempted_usage = 0.0
+        self._last_s = 0.0
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:
+        """See `StatLoggerBase`."""
+        if scheduler_stats is not None:
+            now_s = time.monotonic()
+            if self.num_running:  # the last step left work: this one began at its end
+                self.step_s += now_s - self._last_s
+            self.num_steps, self._last_s = self.num_steps + 1, now_s
+            self.num_running = scheduler_stats.num_running_reqs
+            self.usage = scheduler_stats.kv_cache_usage
+        if iteration_stats is not None:
+            num_preempted = iteration_stats.num_preempted_reqs
+            self.num_preemptions += num_preempted
+            # vLLM does not tell their tokens: each counts as one of the mean length of running ones.
+            self.preempted_usage += num_preempted * self.usage / max(self.num_running, 1)
+
+    def log_engine_initialized(self) -> None:
+        """See `StatLoggerBase`."""

@@ -9,38 +9,41 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import msgspec
 import psutil
 from tokenizers import Tokenizer
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.metrics.loggers import StatLoggerBase
 
 from tailrace.log import get_logger
 from tailrace_inference.adapters.staging import (
     SERVER_PID,
     HostStage,
     OwnFolder,
+    StagedEngine,
     max_sequence_tokens,
+    token_bytes,
     write_model_folder,
 )
 from tailrace_inference.adapters.vllm_arguments import check_engine_args, engine_arguments
-from tailrace_inference.adapters.vllm_calls import VllmCall
+from tailrace_inference.adapters.vllm_calls import SchedulerStats, VllmCall
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.core.calls import CallCounts, find_stop, version_spans
 from tailrace_inference.core.requests import InvalidRequestError, check_request, failed
+from tailrace_inference.engine.guided import Guides
+from tailrace_inference.engine.request import guide_spec
 from tailrace_inference.engine.stops import StopStrings
 from tailrace_inference.ports import (
     EngineFailedError,
     EngineFeatures,
     EngineRefusalError,
     EngineStats,
-    NamedTensor,
     OnChunk,
 )
 from tailrace_protos.generation import (
@@ -66,31 +69,7 @@ _REASONS = {
 }
 
 
-class _Stats(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types here
-    """Counters of vLLM's scheduler, as it reports them after each step."""
-
-    def __init__(self) -> None:
-        self.num_running = self.num_steps = self.num_preemptions = 0
-        self.usage = self.step_s = 0.0
-        self._last_s = 0.0
-
-    def record(self, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:
-        """See `StatLoggerBase`."""
-        if scheduler_stats is not None:
-            now_s = time.monotonic()
-            if self.num_running:  # the last step left work: this one began at its end
-                self.step_s += now_s - self._last_s
-            self.num_steps, self._last_s = self.num_steps + 1, now_s
-            self.num_running = scheduler_stats.num_running_reqs
-            self.usage = scheduler_stats.kv_cache_usage
-        if iteration_stats is not None:
-            self.num_preemptions += iteration_stats.num_preempted_reqs
-
-    def log_engine_initialized(self) -> None:
-        """See `StatLoggerBase`."""
-
-
-class VllmEngine:
+class VllmEngine(StagedEngine):
     """See `Engine`."""
 
     def __init__(self, card: ModelCard, config: InferenceConfig) -> None:
@@ -102,18 +81,20 @@ class VllmEngine:
             seeds="engine",
             adapters=True,
             cache_salt=True,
+            guided=text is not None,
+            sleep=True,
             unread_settings=("forward", "step_in", "cpu_matmul"),
         )
         self._card, self._config = card, config
         self._folder = OwnFolder()  # the model's configuration and the sockets
         self._calls: dict[str, VllmCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._guides: Guides | None = None
         self._counts = CallCounts()
-        self._stats = _Stats()
+        self._stats = SchedulerStats()
         self._policy_version = -1
-        self._staged: tuple[int, Path] | None = None
         self._active: Path | None = None
-        self._is_paused = False
+        self._is_paused = self._sleeps = False
         self._control = asyncio.Lock()
 
     async def start(self) -> None:
@@ -122,7 +103,12 @@ class VllmEngine:
         self.max_len = max_sequence_tokens(self._config, self._card)
         max_logprobs, folder = self.features.max_top_logprobs, str(self._folder.path)
         args = engine_arguments(
-            self._config, folder, content, max_len=self.max_len, max_logprobs=max_logprobs
+            self._config,
+            folder,
+            content,
+            max_len=self.max_len,
+            max_logprobs=max_logprobs,
+            sleeps=self._sleeps,
         )
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         os.environ[SERVER_PID] = str(os.getpid())
@@ -133,8 +119,12 @@ class VllmEngine:
             raise EngineRefusalError(f"vLLM does not start: {error}") from error
         dtype = self._llm.model_config.dtype
         self._stage = await asyncio.to_thread(HostStage, self._folder.path, dtype)
+        if self._tokenizer is not None:
+            self._guides = Guides(self._tokenizer, self._stage.vocab_size)
         cache = self._llm.vllm_config.cache_config
         self._capacity_tokens = int(cache.num_gpu_blocks or 0) * int(cache.block_size)
+        host_bytes = float(cache.kv_offloading_size or 0.0) * 2**30
+        self._host_capacity_tokens = int(host_bytes // token_bytes(content, dtype.itemsize))
         await self._call(self._llm.collective_rpc("tailrace_scale_logprobs"))
         await self._call(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False))
         self._monitor = asyncio.create_task(self._watch_core(), name="vllm monitor")
@@ -210,6 +200,7 @@ class VllmEngine:
             return
         try:
             prompt = check_request(request, self.max_len, self._stage.vocab_size, self.features)
+            guide = guide_spec(request, self._guides)
         except InvalidRequestError as error:
             on_chunk(failed(request.call_id, CallErrorCode.INVALID, str(error)))
             return
@@ -219,6 +210,7 @@ class VllmEngine:
             stops = StopStrings(self._tokenizer, request.sampling.stop, continued)
         max_new = min(request.max_new_tokens, self.max_len - len(prompt))
         call = VllmCall(request, on_chunk, len(prompt), max_new, stops, self._policy_version)
+        call.guide = guide
         self._calls[request.call_id] = call
         task = asyncio.create_task(self._run(call, prompt.tolist()))
         self._tasks.add(task)
@@ -252,6 +244,10 @@ class VllmEngine:
     async def _forward(self, call: VllmCall, output: Any) -> bool:
         """Sends the new tokens of an output of vLLM; True after the last chunk."""
         made = output.outputs[0]
+        if made.finish_reason == "error":  # a guided call alone can get it
+            reason = "guide: no token of this vocabulary goes on with the reply"
+            self._end(call, failed(call.request.call_id, CallErrorCode.INVALID, reason))
+            return True
         ids, reason = list(made.token_ids), made.finish_reason
         count, stop = find_stop(call.stops, ids, reason == "stop")
         spans = version_spans(self._version_starts(call, made), call.num_sent, count)
@@ -263,15 +259,16 @@ class VllmEngine:
             return False
         if reason is None or count < len(ids):
             await self._llm.abort(call.request.call_id)
-        self._counts.prefix_hit += output.num_cached_tokens or 0
-        self._end(
-            call,
-            TokenChunk(
-                chunk.call_id, chunk.token_ids, chunk.inference_logprobs, chunk.spans,
-                _REASONS["stop" if stop is not None else reason], stop or made.stop_reason,
-                output.num_cached_tokens or 0, None, chunk.top_ids, chunk.top_logprobs,
-            ),
-        )  # fmt: skip
+        num_cached = output.num_cached_tokens or 0
+        self._counts.prefix_hit += num_cached
+        last = msgspec.structs.replace(
+            chunk,
+            finish_reason=_REASONS["stop" if stop is not None else reason],
+            stop_matched=stop or made.stop_reason,
+            num_cached_tokens=num_cached,
+            queue_s=_queue_s(output.metrics),
+        )
+        self._end(call, last)
         return True
 
     def _version_starts(self, call: VllmCall, made: Any) -> list[tuple[int, int]]:
@@ -301,36 +298,21 @@ class VllmEngine:
         with contextlib.suppress(EngineDeadError):
             await self._llm.abort(call_id)
 
-    def abort_all(self) -> None:
-        """See `Engine`."""
-        for call_id in list(self._calls):
-            self.abort(call_id)
-
-    @property
-    def base_version(self) -> int:
-        """See `Engine`."""
-        return self._stage.base_version
-
-    async def stage(
-        self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
-    ) -> None:
-        """See `Engine`."""
-        path = await asyncio.to_thread(self._stage.write, tensors, policy_version, base_version)
-        self._staged = policy_version, path
+    def open_call_ids(self) -> list[str]:
+        """See `StagedEngine`."""
+        return list(self._calls)
 
     async def apply(self) -> float:
         """See `Engine`."""
         async with self._control:
-            assert self._staged is not None, "apply without stage"
-            (policy_version, path), self._staged = self._staged, None
+            policy_version, path = self.take_staged()
             recompute = self._config.kv_on_update == "recompute"
             began_s, core = time.perf_counter(), self._llm.engine_core
             await self._call(core.pause_scheduler_async(mode="keep", clear_cache=recompute))
             await self._call(self._llm.collective_rpc("tailrace_load", args=(str(path),)))
             await self._call(self._llm.update_weight_version(str(policy_version)))
             if recompute:
-                begun = (call for call in self._calls.values() if call.num_sent)
-                self._counts.recomputed += sum(call.num_prompt + call.num_sent for call in begun)
+                self._count_recomputed()
             self._policy_version = policy_version
             if not self._is_paused:
                 await self._call(self._llm.resume_generation())
@@ -349,6 +331,29 @@ class VllmEngine:
             self._is_paused = False
             if self._policy_version >= 0:
                 await self._call(self._llm.resume_generation())
+
+    def allow_sleep(self) -> None:
+        """See `Engine`."""
+        self._sleeps = True
+
+    async def sleep(self) -> None:
+        """See `Engine`. vLLM has memory to give back on accelerators alone."""
+        async with self._control:
+            core = self._llm.engine_core
+            await self._call(core.pause_scheduler_async(mode="keep", clear_cache=True))
+            self._count_recomputed()
+            if self._llm.model_config.enable_sleep_mode:
+                await self._call(core.sleep_async(1, "keep"))
+
+    async def wake(self) -> None:
+        """See `Engine`. vLLM may resume by itself."""
+        async with self._control:
+            if self._llm.model_config.enable_sleep_mode:
+                await self._call(self._llm.wake_up())
+
+    def _count_recomputed(self) -> None:
+        begun = (call for call in self._calls.values() if call.num_sent)
+        self._counts.recomputed += sum(call.num_prompt + call.num_sent for call in begun)
 
     def stats(self) -> EngineStats:
         """See `Engine`."""
@@ -369,6 +374,8 @@ class VllmEngine:
             num_recomputed_tokens=counts.recomputed,
             num_stale_kv_tokens=counts.stale,
             num_preemptions=seen.num_preemptions,
+            num_preempted_tokens=int(seen.preempted_usage * self._capacity_tokens),
+            host_capacity_tokens=self._host_capacity_tokens,
             num_finished=counts.finished,
             num_nonfinite_logprobs=counts.nonfinite,
         )
@@ -387,3 +394,7 @@ class VllmEngine:
         await asyncio.to_thread(self._llm.shutdown)
         self._stage.close()
         self._folder.remove()
+
+
+def _queue_s(stats: Any) -> float:
+    return stats.scheduled_ts - stats.queued_ts if stats and stats.scheduled_ts else -1.0

@@ -10,10 +10,14 @@ announcement, unless its tensors do not fit the model.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+
+import msgspec
 
 from tailrace.bus import BusError
 from tailrace.log import get_logger
 from tailrace.runtime import StopService
+from tailrace.tracing import current_traceparent, span
 from tailrace.weights import StagedWeights, WeightReceiver, WeightsError
 from tailrace_inference import metrics
 from tailrace_inference.ports import Engine, EngineFailedError, EngineRefusalError, WeightMismatchError
@@ -33,14 +37,18 @@ class WeightFollower:
         receiver: WeightReceiver,
         server_id: str,
         on_applied: Callable[[int], Awaitable[None]],
+        awake: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
+        """`awake`: context in which the engine does not sleep."""
         self._engine = engine
         self._receiver = receiver
         self._server_id = server_id
         self._on_applied = on_applied
+        self._awake = awake
         self._policy_version = -1
         self._refused_version = -1
         self._newest: WeightsAvailable | None = None
+        self._traceparent = ""  # of the newest announcement
         self._announced = asyncio.Event()
 
     async def on_published(self, available: WeightsAvailable) -> None:
@@ -62,19 +70,27 @@ class WeightFollower:
             await self._announced.wait()
             self._announced.clear()
             if self._newest is not None:
-                await self._take_with_base(self._newest)
+                traceparent, self._traceparent = self._traceparent, ""
+                version = self._newest.manifest.policy_version
+                with span("update weights", traceparent, policy_version=version):
+                    await self._take_with_base(self._newest)
 
     def _offer(self, available: WeightsAvailable) -> None:
         offered = available.manifest.policy_version
         newest = self._newest.manifest.policy_version if self._newest is not None else -1
         if offered >= newest and offered > self._policy_version and offered != self._refused_version:
             self._newest = available
+            self._traceparent = current_traceparent() or self._traceparent
             self._announced.set()
 
     async def _take_with_base(self, available: WeightsAvailable) -> None:
         base_version, base = available.manifest.base_version, available.base
         if base_version is not None and base_version != self._engine.base_version and base:
-            await self._take(WeightsAvailable(base.manifest, base.source))
+            await self._take(
+                msgspec.structs.replace(
+                    available, manifest=base.manifest, source=base.source, base=None, deltas=()
+                )
+            )
         await self._take(available)
 
     async def _take(self, available: WeightsAvailable) -> None:
@@ -82,19 +98,20 @@ class WeightFollower:
         policy_version = available.manifest.policy_version
         began_s = time.perf_counter()
         try:
-            staged = await self._receiver.fetch(available)
-            fetched_s = time.perf_counter()
-            await self._stage(staged)
-        except WeightMismatchError as error:
-            await self._refuse(policy_version, error)
-            return
+            with span("fetch"):
+                staged = await self._receiver.fetch(available)
         except WeightsError as error:
             await self._report_failure(policy_version, error)
             return
-        staged_s = time.perf_counter()
+        fetched_s = time.perf_counter()
         try:
-            swap_s = await self._engine.apply()
-        except WeightMismatchError as error:  # it is known only now, and the old version stays
+            async with self._awake():
+                with span("stage"):
+                    await self._stage(staged)
+                staged_s = time.perf_counter()
+                with span("swap"):
+                    swap_s = await self._engine.apply()
+        except WeightMismatchError as error:  # the old version stays
             await self._refuse(policy_version, error)
             return
         except (EngineRefusalError, EngineFailedError) as error:

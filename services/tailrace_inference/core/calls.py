@@ -17,6 +17,7 @@ class CallCounts:
     recomputed: int = 0
     stale: int = 0  # sampled over keys and values of an older version
     preempted: int = 0
+    preempted_tokens: int = 0  # computed again after a preemption
     finished: int = 0
     nonfinite: int = 0
 

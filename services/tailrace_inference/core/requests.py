@@ -42,9 +42,24 @@ def check_request(
         raise InvalidRequestError(
             "sampling.stop needs a tokenizer, but this engine has none: use stop_token_ids"
         )
+    if request.guide is not None:
+        _check_guide(request, features)
     if request.sampling.seed is not None and features.seeds == "no":
         raise InvalidRequestError("sampling.seed: this engine knows no seeds: leave it out")
     return prompt
+
+
+def _check_guide(request: GenerateRequest, features: EngineFeatures) -> None:
+    guide = request.guide
+    assert guide is not None
+    if not features.guided and not guide.is_optional:
+        raise InvalidRequestError("guide: this engine binds no reply to a grammar: leave it out")
+    if not guide.json_schema and guide.calls is None:
+        raise InvalidRequestError("guide: it allows no reply: set json_schema or calls")
+    if guide.calls is not None and not guide.calls.schemas:
+        raise InvalidRequestError("guide.calls.schemas is empty")
+    if not request.sampling.stop_token_ids:
+        raise InvalidRequestError("guide needs sampling.stop_token_ids: one of them ends the reply")
 
 
 def _check_counts(

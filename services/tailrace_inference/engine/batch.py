@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from tailrace_inference.engine.guided import GuideMatcher
 from tailrace_inference.engine.kv_cache import Int64Array
 from tailrace_inference.engine.sampling import SamplingRows
 from tailrace_inference.engine.stops import StopStrings
@@ -36,10 +37,13 @@ class EngineCall:
     on_chunk: OnChunk
     stops: StopStrings | None
     num_top_logprobs: int = 0  # likeliest tokens to report for each step
+    guide: GuideMatcher | None = None
     num_cached: int = 0
     num_seen: int = 0  # tokens computed at least once
     prompt_key: bytes | None = None  # digest of the prompt, once computed
     row: int = -1  # -1 while it waits
+    submitted_s: float = 0.0  # in the time of the engine's steps
+    queue_s: float = -1.0  # until it first got a row; -1: it has had none
 
 
 class Batch:
@@ -70,6 +74,8 @@ class Batch:
         self.out_logprobs: NDArray[np.float32] = column(np.float32, chunk_tokens)
         self.num_out: Int64Array = column(np.int64)
         self.num_top_logprobs: Int64Array = column(np.int64)
+        self.is_guided: NDArray[np.bool_] = column(np.bool_)
+        self.num_guided = 0
         self.num_asking = 0  # rows whose `num_top_logprobs` is above 0
         self.out_top_ids: NDArray[np.int32] = column(np.int32, chunk_tokens, MAX_TOP_LOGPROBS)
         self.out_top_logprobs: NDArray[np.float32] = column(np.float32, chunk_tokens, MAX_TOP_LOGPROBS)
@@ -105,6 +111,8 @@ class Batch:
         self._order.append(row)
         self._active = None
         self._calls[row] = call
+        if call.queue_s < 0:
+            call.queue_s = max(0.0, now_s - call.submitted_s)
         length = len(call.token_ids)
         self.tokens[row, :length] = call.token_ids
         self.table[row, : len(blocks)] = blocks
@@ -114,6 +122,8 @@ class Batch:
         self.sent_s[row] = now_s
         self.num_top_logprobs[row] = call.num_top_logprobs
         self.num_asking += call.num_top_logprobs > 0
+        self.is_guided[row] = call.guide is not None
+        self.num_guided += call.guide is not None
         self._set_sampling(row, call)
         return row
 
@@ -150,6 +160,8 @@ class Batch:
         call.num_seen = int(self.seen[row])
         call.row = -1
         self.num_asking -= call.num_top_logprobs > 0
+        self.num_guided -= call.guide is not None
+        self.is_guided[row] = False
         self._calls[row] = None
         self._free.append(row)
         self._order.remove(row)

@@ -28,6 +28,9 @@ T = TypeVar("T")
 _MAX_LOOP_PARAMETERS = 20_000_000  # steps of larger models would block the event loop for too long
 
 
+_FEATURES = EngineFeatures(adapters=True, sleep=True, engine_args=False)
+
+
 class SteppedEngine(Protocol):
     """An engine that computes only inside `step`; see `TorchEngine`, and `Engine` for the meaning.
 
@@ -65,6 +68,12 @@ class SteppedEngine(Protocol):
     def resume(self) -> None:
         """Lets steps work again."""
 
+    def sleep(self) -> None:
+        """Frees the memory of weights and caches on the device; paused before and after."""
+
+    def wake(self) -> None:
+        """Takes the memory again, with the weights; keys and values are computed again."""
+
     def has_work(self) -> bool:
         """True if a step would do something."""
 
@@ -78,10 +87,11 @@ class SteppedEngine(Protocol):
 class EngineDriver:
     """`Engine` that calls the steps of one engine. All methods run in the event loop."""
 
-    features = EngineFeatures(adapters=True, engine_args=False)
-
-    def __init__(self, engine: SteppedEngine, *, in_thread: bool) -> None:
+    def __init__(
+        self, engine: SteppedEngine, *, in_thread: bool, features: EngineFeatures = _FEATURES
+    ) -> None:
         self.engine = engine
+        self.features = features
         self._executor = ThreadPoolExecutor(1, "engine") if in_thread else None
         self._turn = asyncio.Lock()
         self._wake = asyncio.Event()
@@ -142,6 +152,18 @@ class EngineDriver:
         """See `Engine`."""
         await self._between_steps(self.engine.resume)
 
+    def allow_sleep(self) -> None:
+        """See `Engine`; nothing has to be prepared."""
+
+    async def sleep(self) -> None:
+        """See `Engine`."""
+        await self._between_steps(self.engine.sleep)
+        self._deliver()
+
+    async def wake(self) -> None:
+        """See `Engine`."""
+        await self._between_steps(self.engine.wake)
+
     def stats(self) -> EngineStats:
         """See `Engine`."""
         return msgspec.structs.replace(self.engine.stats(), step_s=self._step_s)
@@ -201,4 +223,6 @@ def torch_engine(card: ModelCard, config: InferenceConfig) -> EngineDriver:
     in_thread = config.step_in == "thread"
     if config.step_in == "auto":
         in_thread = engine.device_type != "cpu" or engine.num_parameters > _MAX_LOOP_PARAMETERS
-    return EngineDriver(engine, in_thread=in_thread)
+    has_tokenizer = tokenizer is not None
+    features = msgspec.structs.replace(_FEATURES, stop_strings=has_tokenizer, guided=has_tokenizer)
+    return EngineDriver(engine, in_thread=in_thread, features=features)

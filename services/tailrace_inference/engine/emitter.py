@@ -6,10 +6,11 @@ call's tokens leave in order and once; a stop id wins over a stop string, a stop
 
 import numpy as np
 
+from tailrace_inference.core.requests import failed
 from tailrace_inference.engine.batch import Batch, EngineCall
 from tailrace_inference.engine.kv_cache import Int64Array
 from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, pack_float32, pack_int32
-from tailrace_protos.generation import FinishReason, TokenChunk, TokenSpan
+from tailrace_protos.generation import CallErrorCode, FinishReason, TokenChunk, TokenSpan
 
 Ended = tuple[int, FinishReason, int | str | None]  # row, reason, matched stop
 
@@ -68,6 +69,11 @@ class Emitter:
         self.num_finished += 1
         call.on_chunk(self._chunk(row, call, policy_version, reason, stop_matched))
 
+    def fail(self, row: int, reason: str) -> None:
+        """Ends the call of a row without pending tokens by an error of the request."""
+        call = self._batch.call(row)
+        call.on_chunk(failed(call.call_id, CallErrorCode.INVALID, reason))
+
     def close_waiting(self, call: EngineCall) -> None:
         """Sends the last chunk of an aborted call without a row."""
         self.num_finished += 1
@@ -103,6 +109,7 @@ class Emitter:
             None,
             top_ids,
             top_logprobs,
+            call.queue_s if reason is not None else -1.0,
         )
 
     def _top_logprobs(self, row: int, count: int, width: int) -> tuple[Int32Bytes, Float32Bytes]:

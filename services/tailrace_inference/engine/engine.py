@@ -6,7 +6,6 @@ values of an older version are used only with `kv_on_update: keep`, and these to
 """
 
 import time
-from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -15,7 +14,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tailrace_inference.config import InferenceConfig
-from tailrace_inference.core.requests import InvalidRequestError, failed
 from tailrace_inference.engine.attention import AttentionStep, Group
 from tailrace_inference.engine.batch import Batch
 from tailrace_inference.engine.emitter import Emitter
@@ -23,33 +21,26 @@ from tailrace_inference.engine.forward import LoadedModel, load_model
 from tailrace_inference.engine.kv_cache import BlockPool, Int64Array, KVCache
 from tailrace_inference.engine.kv_residency import KVResidency
 from tailrace_inference.engine.planner import GroupRange, StepPlan, plan_step
-from tailrace_inference.engine.request import make_call
-from tailrace_inference.engine.sampling import choose, scaled_logprobs
-from tailrace_inference.engine.weights import Staged, WeightStage
-from tailrace_inference.ports import EngineStats, NamedTensor, OnChunk
-from tailrace_protos.generation import CallErrorCode, FinishReason, GenerateRequest
+from tailrace_inference.engine.row_sampler import RowSampler
+from tailrace_inference.engine.stepped import SteppedBase
+from tailrace_inference.ports import EngineStats
+from tailrace_protos.generation import FinishReason
 
-_RETRY_AFTER_S = 0.5
 # Blocks that one attention call gathers: about the cache of a CPU core; large calls on a GPU.
 _MAX_GATHERED_BLOCKS = {"cpu": 256, "cuda": 8192}
+# Tokens of a step while rows are computed again: as few as the device computes at nearly full speed.
+_MAX_RECOMPUTED_TOKENS = {"cpu": 128, "cuda": 4096}
 
 
-class TorchEngine:
+class TorchEngine(SteppedBase):
     """Continuous batching of one model; see `SteppedEngine` for its threads."""
 
     def __init__(
         self, model: LoadedModel, config: InferenceConfig, tokenizer: Tokenizer | None = None
     ) -> None:
-        self._config = config
+        super().__init__(model.model, model.device, model.vocab_size, config, tokenizer)
         self._model = model
-        self._tokenizer = tokenizer
-        self._weights = WeightStage(model.model)
-        self._staged: Staged | None = None
-        self._inbox: deque[tuple[GenerateRequest, OnChunk]] = deque()
-        self._aborts: deque[str | None] = deque()
-        self._paused = False
         self._num_steps = self._num_computed = self._num_recomputed = self._num_stale = 0
-        self.policy_version = -1
         self._lay_out()
 
     def _lay_out(self) -> None:
@@ -67,10 +58,13 @@ class TorchEngine:
         self._cache = cache
         self._batch = Batch(config.max_running, self.max_len, max_blocks, config.stream_chunk_tokens)
         pool = BlockPool(num_blocks + 1)
-        self._residency = KVResidency(self._batch, cache, pool, config.prefix_cache, self._flush_row)
+        self._residency = KVResidency(
+            self._batch, cache, pool, self._intake.waiting, config.prefix_cache, self._flush_row
+        )
         self._emitter = Emitter(
             self._batch, config.stream_chunk_tokens, config.stream_interval_ms / 1000.0
         )
+        self._sampler = RowSampler(self._batch, self._emitter, self._residency.finish)
 
     @classmethod
     def from_config_json(
@@ -99,38 +93,6 @@ class TorchEngine:
         """Number of parameters of the model."""
         return sum(parameter.numel() for parameter in self._model.model.parameters())
 
-    def attach(self) -> None:
-        """See `SteppedEngine`. torch keeps its number of threads for each calling thread."""
-        if self.device_type == "cpu":
-            torch.set_num_threads(self._config.num_threads)
-
-    def submit(self, request: GenerateRequest, on_chunk: OnChunk) -> None:
-        """See `SteppedEngine`."""
-        if self.num_waiting >= self._config.max_waiting:
-            reason = f"{self.num_waiting} requests are waiting"
-            on_chunk(failed(request.call_id, CallErrorCode.OVERLOADED, reason, _RETRY_AFTER_S))
-            return
-        self._inbox.append((request, on_chunk))
-
-    def abort(self, call_id: str) -> None:
-        """See `SteppedEngine`."""
-        self._aborts.append(call_id)
-
-    def abort_all(self) -> None:
-        """See `SteppedEngine`."""
-        self._aborts.append(None)
-
-    @property
-    def base_version(self) -> int:
-        """See `SteppedEngine`."""
-        return self._weights.base_version
-
-    def stage(
-        self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
-    ) -> None:
-        """See `SteppedEngine`."""
-        self._staged = self._weights.load(tensors, policy_version, base_version)
-
     def apply(self) -> float:
         """See `SteppedEngine`. The first weights decide whether the forward is right for them."""
         staged = self._staged
@@ -149,32 +111,23 @@ class TorchEngine:
             torch.cuda.synchronize(self._model.device)
         return time.perf_counter() - began_s
 
-    def pause(self) -> None:
-        """See `SteppedEngine`."""
-        self._paused = True
+    def _num_running(self) -> int:
+        return len(self._batch)
 
-    def resume(self) -> None:
-        """See `SteppedEngine`."""
-        self._paused = False
+    def _forget_computed(self) -> None:
+        self._emitter.flush(self._batch.active(), self.policy_version, time.perf_counter())
+        self._residency.forget_computed(self.policy_version)
 
-    @property
-    def num_waiting(self) -> int:
-        """Calls without a row."""
-        return len(self._inbox) + len(self._residency.waiting)
-
-    def has_work(self) -> bool:
-        """See `SteppedEngine`."""
-        if self._aborts:
-            return True
-        can_compute = not self._paused and self.policy_version >= 0
-        return can_compute and bool(len(self._batch) or self.num_waiting)
+    def _cache_tensors(self) -> Iterable[Tensor]:
+        return self._cache.arenas
 
     def step(self) -> bool:
         """See `SteppedEngine`."""
         if not self.has_work():
             return False
-        self._read_inbox()
-        self._read_aborts()
+        self._intake.read(self.max_len)
+        for row in self._intake.take_aborted(self._batch, self._emitter):
+            self._sampler.finish(row, self.policy_version, FinishReason.ABORT)
         if self._paused or self.policy_version < 0:
             return True
         now_s = time.perf_counter()
@@ -183,37 +136,14 @@ class TorchEngine:
             self._compute(now_s)
         return True
 
-    def _read_inbox(self) -> None:
-        while self._inbox:
-            request, on_chunk = self._inbox.popleft()
-            try:
-                call = make_call(
-                    request, on_chunk, self.max_len, self._model.vocab_size, self._tokenizer
-                )
-            except InvalidRequestError as error:
-                on_chunk(failed(request.call_id, CallErrorCode.INVALID, str(error)))
-                continue
-            self._residency.waiting.append(call)
-
-    def _read_aborts(self) -> None:
-        """Ends aborted calls, waiting or running."""
-        if not self._aborts:
-            return
-        asked = {self._aborts.popleft() for _ in range(len(self._aborts))}
-        waiting = self._residency.waiting
-        gone = [call for call in waiting if None in asked or call.call_id in asked]
-        for call in gone:
-            waiting.remove(call)
-            self._emitter.close_waiting(call)
-        for row in self._batch.active().tolist():
-            if None in asked or self._batch.call(row).call_id in asked:
-                self._finish(row, FinishReason.ABORT, None)
-
     @torch.inference_mode()
     def _compute(self, now_s: float) -> None:
         """Computes the rows within the budget, samples, and sends what is due."""
         batch = self._batch
-        rows, take = self._residency.schedule(self._config.max_batched_tokens)
+        device = self._model.device.type
+        rows, take = self._residency.schedule(
+            self._config.max_batched_tokens, _MAX_RECOMPUTED_TOKENS[device]
+        )
         plan = plan_step(
             rows, take, batch.computed[rows], self._block_tokens, self._max_gathered_blocks
         )
@@ -224,33 +154,12 @@ class TorchEngine:
         batch.computed[plan.rows] += plan.take
         if not len(sampled_rows):
             return
-        sampling = batch.sampling_rows(sampled_rows)
-        logprobs = scaled_logprobs(logits, sampling)
-        tokens, chosen = choose(logprobs, sampling)
-        if batch.num_asking:
-            self._put_top_logprobs(sampled_rows, logprobs)
-        batch.append(sampled_rows, tokens.cpu().numpy(), chosen.cpu().numpy())
+        self._sampler.take(sampled_rows, logits, self.policy_version)
         self._num_stale += int(np.count_nonzero(batch.kv_version[sampled_rows] != self.policy_version))
-        for row, reason, stop_matched in self._emitter.ended(sampled_rows):
-            self._finish(row, reason, stop_matched)
         self._emitter.flush_due(self.policy_version, now_s)
-
-    def _put_top_logprobs(self, rows: Int64Array, logprobs: Tensor) -> None:
-        """Stores the likeliest tokens of `logprobs` [n, vocabulary] for `rows` [n] that ask."""
-        batch = self._batch
-        asking = np.flatnonzero(batch.num_top_logprobs[rows])
-        if len(asking):
-            width = int(batch.num_top_logprobs[rows].max())
-            tops = logprobs.index_select(0, self._tensor(asking)).topk(width, dim=-1)
-            batch.put_top_logprobs(rows[asking], tops.indices.cpu().numpy(), tops.values.cpu().numpy())
 
     def _flush_row(self, row: int) -> None:
         self._emitter.flush(np.array([row]), self.policy_version, time.perf_counter())
-
-    def _finish(self, row: int, reason: FinishReason, stop_matched: int | str | None) -> None:
-        """Sends the last chunk of a row and frees it."""
-        self._emitter.close(row, self.policy_version, reason, stop_matched)
-        self._residency.finish(row)
 
     def _logits(self, plan: StepPlan, last: Int64Array) -> Tensor:
         """Logits [n, vocabulary] of the flat tokens `last` [n]."""
@@ -311,6 +220,7 @@ class TorchEngine:
             num_recomputed_tokens=self._num_recomputed,
             num_stale_kv_tokens=self._num_stale,
             num_preemptions=residency.num_preemptions,
+            num_preempted_tokens=residency.num_preempted_tokens,
             num_finished=emitter.num_finished,
             num_nonfinite_logprobs=emitter.num_nonfinite,
         )

@@ -55,7 +55,7 @@ class LoadedModel:
     def _room(self, layers: list[KVShape]) -> tuple[int, int]:
         """Tokens of the cache, and of the longest sequence."""
         num_cached = _cache_tokens(self._config, self.model, layers)
-        return num_cached, _max_len(self._config, self.model.config, num_cached)
+        return num_cached, max_sequence(self._config, self.model.config, num_cached)
 
 
 def pick_device(config: InferenceConfig) -> torch.device:
@@ -76,15 +76,19 @@ def load_model(config_json: bytes, config: InferenceConfig) -> LoadedModel:
         select_matmul(config.cpu_matmul)
     except ValueError as error:
         raise DeviceError(f"inference.{error}") from error
+    return LoadedModel(build_model(config_json, config), config)
+
+
+def build_model(config_json: bytes, config: InferenceConfig) -> Any:
+    """The model of transformers with random weights; raises as `load_model` does."""
     model_type = str(json.loads(config_json).get("model_type", ""))
     try:
         with foreign_code("transformers"):
-            model = _build(config_json, config, pick_device(config))
+            return _build(config_json, config, pick_device(config))
     except ForeignCodeError as error:  # unknown to transformers, or a wrong configuration
         if isinstance(error.error, DeviceError):
             raise error.error from error
         raise UnsupportedModelError(model_type, str(error.error)) from error
-    return LoadedModel(model, config)
 
 
 def _cache_tokens(config: InferenceConfig, model: Any, layers: list[KVShape]) -> int:
@@ -135,7 +139,7 @@ def _pick_dtype(config: InferenceConfig, hf_config: Any, device: torch.device) -
     return named if isinstance(named, torch.dtype) else getattr(torch, str(named))
 
 
-def _max_len(config: InferenceConfig, hf_config: Any, num_cached: int) -> int:
+def max_sequence(config: InferenceConfig, hf_config: Any, num_cached: int) -> int:
     """Longest sequence that the model, the configuration and the cache allow."""
     limits = [num_cached]
     model_len = getattr(hf_config.get_text_config(), "max_position_embeddings", None)

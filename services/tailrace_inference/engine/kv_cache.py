@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Int64Array = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
 
 class KVShape(NamedTuple):
@@ -57,7 +58,7 @@ class KVCache:
         self.keys = tensors[0::2]
         self.values = tensors[1::2]
         self._flat = [tensor.flatten(0, 1) for tensor in tensors]
-        self._arenas = list(arenas.values())
+        self.arenas = list(arenas.values())
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Stores `keys` [T, heads, dim] and `values` at slots [T] (block * block_tokens + place)."""
@@ -67,13 +68,13 @@ class KVCache:
     def copy(self, source: Int64Array, target: Int64Array) -> None:
         """Copies blocks `source` [n] to `target` [n] in all layers."""
         read, write = (torch.from_numpy(blocks).to(self.device) for blocks in (source, target))
-        for arena in self._arenas:
+        for arena in self.arenas:
             arena.index_copy_(1, write, arena.index_select(1, read))
 
     def zero(self, blocks: Int64Array) -> None:
         """Zeroes `blocks` [n] in all layers."""
         index = torch.from_numpy(blocks).to(self.device)
-        for arena in self._arenas:
+        for arena in self.arenas:
             arena.index_fill_(1, index, 0.0)
 
 

@@ -29,14 +29,16 @@ class KVResidency:
         batch: Batch,
         cache: KVCache,
         pool: BlockPool,
+        waiting: deque[EngineCall],
         keep_prefixes: bool,
         before_preemption: Callable[[int], None],
     ) -> None:
         self.batch = batch
-        self.waiting: deque[EngineCall] = deque()
+        self.waiting = waiting
         self.prefixes = PrefixStore()
         self.pool = pool
         self.num_preemptions = 0
+        self.num_preempted_tokens = 0
         self.num_hit_tokens = 0
         self.num_prompt_tokens = 0
         self._cache = cache
@@ -113,11 +115,17 @@ class KVResidency:
         self._cache.copy(self.batch.table[owner, :count], blocks)
         return blocks
 
-    def schedule(self, max_tokens: int) -> tuple[Int64Array, Int64Array]:
-        """Rows [R] of the next step and their new tokens [R]; allocates the blocks for them."""
+    def schedule(self, max_tokens: int, max_recomputed: int) -> tuple[Int64Array, Int64Array]:
+        """Rows [R] of the next step and their new tokens [R]; allocates the blocks for them.
+
+        `max_recomputed`: tokens of a step beside those that decode, while rows are computed again.
+        """
         while True:
             rows = self.batch.active()
-            take = share_budget(self.batch.length[rows] - self.batch.computed[rows], max_tokens)
+            computed = self.batch.computed[rows]
+            recomputed = self.batch.seen[rows] > computed
+            pending = self.batch.length[rows] - computed
+            take = share_budget(pending, max_tokens, recomputed, max_recomputed)
             chosen = take > 0
             rows, take = rows[chosen], take[chosen]
             wanted = self._blocks_for(self.batch.computed[rows] + take) - self.batch.num_blocks[rows]
@@ -139,6 +147,7 @@ class KVResidency:
         assert len(self.batch) > 1, "a single call always fits"
         self.num_preemptions += 1
         row = self.batch.newest
+        self.num_preempted_tokens += int(self.batch.computed[row])
         self._before_preemption(row)
         self.batch.keep_tokens(row)
         self.pool.give(self.batch.release(row))

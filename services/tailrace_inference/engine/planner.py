@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tailrace_inference.engine.kv_cache import Int64Array
+from tailrace_inference.engine.kv_cache import BoolArray, Int64Array
 
 # Padding, in blocks of keys, that costs less than one more attention call per layer.
 _CHEAP_PADDING_BLOCKS = 24
@@ -37,12 +37,25 @@ class StepPlan(NamedTuple):
     groups: list[GroupRange]
 
 
-def share_budget(pending: Int64Array, max_tokens: int) -> Int64Array:
-    """New tokens per row [R]: 1 for rows that decode, the rest of the budget for prompts in order."""
+def share_budget(
+    pending: Int64Array, max_tokens: int, recomputed: BoolArray | None = None, max_recomputed: int = 0
+) -> Int64Array:
+    """New tokens per row [R]: 1 for rows that decode, the rest of the budget for prompts in order.
+
+    While there are rows to be `recomputed` [R], as after an update of the weights, these come first,
+    the shortest before the others, and a step computes at most `max_recomputed` tokens beside those
+    that decode: so the first rows answer soon, not all of them late.
+    """
     decodes = pending == 1
     prompts = np.where(decodes, 0, pending)
-    before = np.cumsum(prompts) - prompts
-    left = max_tokens - np.count_nonzero(decodes)
+    left = max_tokens - int(np.count_nonzero(decodes))
+    if recomputed is None or not recomputed.any():
+        before = np.cumsum(prompts) - prompts
+    else:
+        left = min(left, max_recomputed)
+        order = np.lexsort((np.where(recomputed, prompts, 0), ~recomputed))
+        before = np.empty_like(prompts)
+        before[order] = np.cumsum(prompts[order]) - prompts[order]
     return np.where(decodes, 1, np.clip(left - before, 0, prompts))
 
 

@@ -54,6 +54,10 @@ class WeightStage:
         """The base version for adapters; -1: none."""
         return self._base.policy_version
 
+    def tensors(self) -> list[Tensor]:
+        """All tensors that it holds on the device: parameters, and the base of adapters."""
+        return [*self.targets.values(), *self._base.weights.values()]
+
     def load(
         self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
     ) -> Staged:

@@ -1,8 +1,9 @@
 """Start of the learner's ranks: one worker alone, or rank 0 with its mirrors under torchrun's agent.
 
-With several ranks the process that the supervisor knows becomes torchrun's elastic agent. It ends when
-any rank ends, and ends the others. A rank never outlives it: the kernel kills the ranks of a killed
-agent. Exit codes pass through: 2 (a user's mistake) stays 2; a killed rank makes it 1.
+With several ranks the process that the supervisor knows becomes torchrun's elastic agent, one on each
+node. It ends when any rank ends, and ends the others. A rank never outlives it: the kernel kills the
+ranks of a killed agent. Exit codes pass through: 2 (a user's mistake) stays 2; a killed rank makes it
+1.
 """
 
 import ctypes
@@ -10,15 +11,17 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
+from prometheus_client import start_http_server
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tailrace import log as tailrace_log
-from tailrace.config import ConfigError, RunConfig
+from tailrace.config import ConfigError, RunConfig, advertised_host
 from tailrace.log import get_logger
 from tailrace_learner.adapters.hf_model import pick_device
 from tailrace_learner.adapters.rank_controller import RankController, follow
@@ -34,6 +37,7 @@ from tailrace_learner.config_execution import StrategyArgs
 log = get_logger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+_RENDEZVOUS_S = 900  # for all nodes to get their pods
 _EXIT_FAILED = 1
 _EXIT_CONFIG = 2
 
@@ -45,9 +49,45 @@ def ready_host(config: LearnerConfig) -> None:
     """
     device = pick_device(config)
     if device.type == "cuda":
-        check_gpus(config.strategy_args.num_ranks, torch.cuda.device_count())
+        check_gpus(Nodes.from_env().ranks_of(config.strategy_args), torch.cuda.device_count())
     for name, value in rank_environment(config.strategy_args.resolved_name, device.type).items():
         os.environ.setdefault(name, value)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Hosts of the learner's ranks; this one has number `rank` and reaches the first at `master`."""
+
+    num: int = 1
+    rank: int = 0
+    master: str = "127.0.0.1:0"
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> "Nodes":
+        """Reads `TAILRACE_NUM_NODES`, `TAILRACE_NODE_RANK` and `TAILRACE_MASTER` (host:port).
+
+        A node's rank may be the name of its pod, which ends with it.
+        """
+        num = env.get("TAILRACE_NUM_NODES", "1")
+        rank = env.get("TAILRACE_NODE_RANK", "0").rpartition("-")[2]
+        if not num.isdigit() or not rank.isdigit() or int(rank) >= int(num):
+            raise ConfigError(
+                f"TAILRACE_NODE_RANK ({rank!r}) must be a number below TAILRACE_NUM_NODES ({num!r})"
+            )
+        if int(num) == 1:
+            return cls()
+        if ":" not in env.get("TAILRACE_MASTER", ""):
+            raise ConfigError("TAILRACE_MASTER must be host:port of the first of TAILRACE_NUM_NODES")
+        return cls(int(num), int(rank), env["TAILRACE_MASTER"])
+
+    def ranks_of(self, args: StrategyArgs) -> int:
+        """Ranks of each node; `ConfigError` if they cannot be equal."""
+        if args.num_ranks % self.num:
+            raise ConfigError(
+                f"learner.strategy_args.num_ranks is {args.num_ranks}: {self.num} nodes cannot have "
+                "equal parts of it; make it a multiple"
+            )
+        return args.num_ranks // self.num
 
 
 def check_gpus(num_ranks: int, num_gpus: int) -> None:
@@ -85,9 +125,18 @@ def join_ranks(run: RunConfig, config: LearnerConfig, instance_id: str) -> int:
     tailrace_log.configure(run=run.exp_name, instance_id=f"{instance_id}-r{launched_rank()}")
     tailrace_log.bind(service="learner")
     torch.set_num_threads(config.num_threads)
+    if os.environ.get("LOCAL_RANK") == "0":
+        _listen()  # rank 0 answers for the first node
     ranks = _join(config)
     follow(Worker(run, config, _strategy(ranks, config)), ranks)
     return 0
+
+
+def _listen() -> None:
+    """Serve the metrics of this node's first rank, at any path: a pod without rank 0 is probed here."""
+    port = int(os.environ.get("TAILRACE_METRICS_PORT", "0"))
+    if port:
+        start_http_server(port, os.environ.get("TAILRACE_METRICS_HOST", "127.0.0.1"))
 
 
 def leave(exit_code: int) -> int:
@@ -128,15 +177,18 @@ def _strategy(ranks: TorchRanks, config: LearnerConfig) -> Strategy:
 def run_ranks(args: StrategyArgs, module: str, argv: Sequence[str]) -> int:
     """Run `python -m module *argv` as `num_ranks` ranks until one ends; returns the exit code."""
     _silence_agent()
+    nodes = Nodes.from_env()
+    is_one = nodes.num == 1
     launch = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=args.num_ranks,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
+        min_nodes=nodes.num,
+        max_nodes=nodes.num,
+        nproc_per_node=nodes.ranks_of(args),
+        rdzv_backend="c10d" if is_one else "static",  # static: rank 0 is on the first node
+        rdzv_endpoint=nodes.master,
+        rdzv_configs={} if is_one else {"rank": nodes.rank, "timeout": _RENDEZVOUS_S},
         max_restarts=0,
         monitor_interval=0.2,
-        local_addr="127.0.0.1",
+        local_addr="127.0.0.1" if is_one else advertised_host(),
     )
     try:
         elastic_launch(launch, sys.executable)("-m", module, *argv)

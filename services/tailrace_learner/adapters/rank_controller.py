@@ -31,7 +31,19 @@ class Command(NamedTuple):
 _END = Command("")
 _BLOCK = 256  # rows of a warm start sent at once
 COMMANDS = frozenset(
-    {"load", "restore", "begin", "add_all", "work", "finish", "weights", "snapshot", "warm_start"}
+    [
+        "load",
+        "restore",
+        "begin",
+        "add_all",
+        "work",
+        "finish",
+        "weights",
+        "snapshot",
+        "warm_start",
+        "sleep",
+        "wake",
+    ]
 )
 
 
@@ -95,6 +107,16 @@ class RankController(Worker):
         """Gather the contents of a checkpoint."""
         with self._sending("snapshot"):
             return super().snapshot()
+
+    def sleep(self) -> None:
+        """Move everything to the host on every rank."""
+        with self._sending("sleep"):
+            super().sleep()
+
+    def wake(self) -> None:
+        """Move everything back on every rank."""
+        with self._sending("wake"):
+            super().wake()
 
     def end(self) -> None:
         """End the other ranks."""

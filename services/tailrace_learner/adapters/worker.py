@@ -14,7 +14,9 @@ from tailrace.config import ConfigError, RunConfig
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters import hf_model, lora
 from tailrace_learner.adapters.checkpoints import check_compatible
+from tailrace_learner.adapters.memory import WorkerMemory
 from tailrace_learner.adapters.roles import RoleMaker
+from tailrace_learner.adapters.shard_export import export_shards
 from tailrace_learner.adapters.snapshots import (
     CRITIC_OPTIMIZER_FILE,
     Snapshot,
@@ -90,6 +92,7 @@ class Worker:
             num_old_versions=min(self._config.mismatch_versions, self._run.max_staleness),
             own_metrics=() if self._strategy.world.rank else own_metrics(self._config),
         )
+        self._memory = WorkerMemory(self, self._policy.device)
 
     # Steps
 
@@ -124,6 +127,16 @@ class Worker:
         """Do the rest of the step and return its metrics."""
         return self._trainer.finish()
 
+    # Device
+
+    def sleep(self) -> None:
+        """Move everything to the host; the next call is `wake`."""
+        self._memory.free()
+
+    def wake(self) -> None:
+        """Move everything back to the device."""
+        self._memory.restore()
+
     # Results
 
     @torch.no_grad()
@@ -132,20 +145,31 @@ class Worker:
 
         `is_whole`: all weights and the adapters; otherwise the adapters alone, if there are any.
         """
-        dtype, is_first = self._config.model_args.dtype, self._strategy.world.rank == 0
+        dtype, strategy = self._config.model_args.dtype, self._strategy
         copies: list[TensorBytes] = []
-        for name, tensor in self._published(is_whole):
-            if is_first:
+        if strategy.cuts_rows:
+            parts = list(self._own_weights(is_whole))
+            copies += export_shards(parts, getattr(torch, dtype), strategy.world) if parts else []
+            gathered = lora.published_adapters(self.loaded.model, strategy.whole)
+        else:
+            gathered = self._gathered(is_whole)
+        for name, tensor in gathered:
+            if strategy.world.rank == 0:
                 copies.append(hf_model.tensor_bytes(name, tensor, dtype))
         return copies
 
-    def _published(self, is_whole: bool) -> Iterator[tuple[str, Tensor]]:
-        model, whole = self.loaded.model, self._strategy.whole
+    def _own_weights(self, is_whole: bool) -> Iterator[tuple[str, Tensor]]:
+        """The model's own weights that are to be published, as this rank has them."""
         if is_whole or self._config.lora is None:
-            for name, tensor in hf_model.named_weights(model):
+            for name, tensor in hf_model.named_weights(self.loaded.model):
                 if not lora.is_adapter(name):
-                    yield lora.plain_name(name), whole(tensor)
-        yield from lora.published_adapters(model, whole)
+                    yield lora.plain_name(name), tensor
+
+    def _gathered(self, is_whole: bool) -> Iterator[tuple[str, Tensor]]:
+        whole = self._strategy.whole
+        for name, tensor in self._own_weights(is_whole):
+            yield name, whole(tensor)
+        yield from lora.published_adapters(self.loaded.model, whole)
 
     def _adapt(self, checkpoint: str) -> None:
         """Put adapters into the model; refuse a checkpoint with adapters if `lora` is not set."""

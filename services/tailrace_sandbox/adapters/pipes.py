@@ -63,10 +63,15 @@ class Output:
 
     def take(self) -> tuple[str, bool]:
         """Text received since the last call, and whether some was dropped."""
-        text, is_cut = self._kept.decode(errors="replace"), self._num_seen > len(self._kept)
+        is_cut = self._num_seen > len(self._kept)
+        return self.take_bytes().decode(errors="replace"), is_cut
+
+    def take_bytes(self) -> bytes:
+        """Bytes received since the last call."""
+        data = bytes(self._kept)
         self._kept.clear()
         self._num_seen = 0
-        return text, is_cut
+        return data
 
     def close_write_end(self) -> None:
         """Close our write end, once the confined process has its own."""

@@ -1,10 +1,12 @@
 """Runs calls on zygotes, a bounded number at once, and opens sessions.
 
 Invariants: a zygote serves one call at a time and is reused only after a call that ended in order; a
-cancelled call ends with everything that it started; a lost zygote fails its call and no other.
+cancelled call ends with everything that it started; a call whose zygote is lost runs again, once, on
+another: the second time it counts as the call's own fault.
 """
 
 import asyncio
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -14,16 +16,18 @@ from tailrace.log import get_logger
 from tailrace_sandbox import metrics
 from tailrace_sandbox.adapters.pipes import Output
 from tailrace_sandbox.adapters.place import Place
-from tailrace_sandbox.adapters.session import PythonSession, checked_files
+from tailrace_sandbox.adapters.session import PythonSession
 from tailrace_sandbox.adapters.zygote import ZygoteClient
 from tailrace_sandbox.core.limits import Limits
+from tailrace_sandbox.engine import files
 from tailrace_sandbox.ports import Execution, SandboxLostError, Work
 
 log = get_logger(__name__)
 
 _GRACE_S = 10.0  # beyond a call's own time, until its zygote counts as lost
-_DRAIN_S = 2.0
+_DRAIN_S = 10.0
 _COLLECT_S = 10.0
+_MAX_LOSSES = 2
 
 
 class Owned:
@@ -62,6 +66,7 @@ class Runner:
             disk_bytes=given.disk_bytes,
             max_files=given.max_files,
             max_open_files=given.max_open_files,
+            max_mappings=given.max_mappings,
             max_output_bytes=given.max_output_bytes,
         )
 
@@ -72,11 +77,18 @@ class Runner:
 
     async def run(self, work: Work) -> Execution:
         """See `Sandbox`."""
-        async with self._zygote() as zygote:
-            started_s = time.perf_counter()
-            outcome = await self._run(zygote, work, self.limits(work.wall_s))
-            metrics.CALL_SECONDS.labels(work.mode).observe(time.perf_counter() - started_s)
-            return outcome
+        for _ in range(_MAX_LOSSES):
+            async with self._zygote() as zygote:
+                started_s = time.perf_counter()
+                try:
+                    outcome = await self._run(zygote, work, self.limits(work.wall_s))
+                except SandboxLostError as error:
+                    zygote.is_lost = True
+                    log.warning("the process of a call was lost", reason=str(error))
+                    continue
+                metrics.CALL_SECONDS.labels(work.mode).observe(time.perf_counter() - started_s)
+                return outcome
+        return Execution(-signal.SIGKILL, reason="lost")
 
     async def open_session(self) -> PythonSession:
         """See `Sandbox`. Waits until there is room for one more session."""
@@ -150,31 +162,35 @@ class Runner:
             )  # fmt: skip
             ended = await zygote.ended(limits.wall_s + _GRACE_S)
             await _at_end(outputs)
-            files, refused = await self._collect(zygote, work) if work.outputs else ({}, ())
+            found = await self._collect(zygote, work) if work.outputs else _NOTHING
         finally:
             for output in outputs:
                 output.close()
         (stdout, is_cut), (stderr, is_cut_too) = outputs[0].take(), outputs[1].take()
         return Execution(
-            ended.exit_code, stdout, stderr, ended.reason, is_cut or is_cut_too, files, refused
-        )
+            ended.exit_code, stdout, stderr, ended.reason, is_cut or is_cut_too, found.files,
+            found.refused,
+        )  # fmt: skip
 
-    async def _collect(
-        self, zygote: ZygoteClient, work: Work
-    ) -> tuple[dict[str, str], tuple[str, ...]]:
+    async def _collect(self, zygote: ZygoteClient, work: Work) -> files.Collected:
         """Files of the call that ended, read by another confined process; then the folder goes."""
         max_bytes = self._config.limits.max_transfer_bytes
         payload = {"patterns": work.outputs, "max_bytes": max_bytes}
         limits = self.limits(_COLLECT_S)
-        outputs = (Output(2 * max_bytes + (1 << 20), lambda: None), Output(4096, lambda: None))
+        outputs = (Output(max_bytes + files.MAX_OTHER_BYTES, lambda: None), Output(4096, lambda: None))
         try:
             zygote.start_call("collect", payload, "", limits, outputs, closes_after=True)
             await zygote.ended(_COLLECT_S + _GRACE_S)
             await _at_end(outputs)
-            return checked_files(outputs[0].take()[0])
+            return files.unpacked(outputs[0].take_bytes())
+        except ValueError:  # it was ended, for example by a pattern that matches the whole disk
+            return _NOTHING
         finally:
             for output in outputs:
                 output.close()
+
+
+_NOTHING = files.Collected(0, {}, ())
 
 
 async def _at_end(outputs: tuple[Output, Output]) -> None:

@@ -4,20 +4,21 @@ Every reply of the session's process is checked: it has run tool code and may se
 """
 
 import asyncio
-import json
+import marshal
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
+from dataclasses import replace
 
 from tailrace_sandbox.adapters.pipes import Output
 from tailrace_sandbox.adapters.zygote import ZygoteClient, ZygoteEnded
 from tailrace_sandbox.core.limits import Limits
+from tailrace_sandbox.engine import files
 from tailrace_sandbox.engine.call import INTERRUPT_GRACE_S
 from tailrace_sandbox.engine.session import HEADER
 from tailrace_sandbox.ports import Execution, SandboxLostError, Work
 
 _GRACE_S = 10.0
-_MAX_OTHER_BYTES = 1 << 20
+_MARSHAL_FORMAT = 2
 
 
 class PythonSession:
@@ -47,13 +48,15 @@ class PythonSession:
             await self._begin()
         assert self._outputs is not None
         wall_s = min(work.wall_s, self._limits.wall_s)
+        began_s = asyncio.get_running_loop().time()
         self._zygote.tell(op="resume", wall_s=wall_s)
         replying = asyncio.create_task(self._exchange(work))
         ending = asyncio.create_task(self._zygote.ended(wall_s + INTERRUPT_GRACE_S + _GRACE_S))
         try:
             await asyncio.wait({replying, ending}, return_when=asyncio.FIRST_COMPLETED)
             if replying.done() and (reply := replying.result()) is not None:
-                return self._paused(reply)
+                took_s = asyncio.get_running_loop().time() - began_s
+                return self._paused(reply, "interrupted" if took_s >= wall_s else "")
             if not ending.done():
                 self._zygote.tell(op="kill", reason="")
             return await self._ended(await ending)
@@ -84,43 +87,41 @@ class PythonSession:
         self._outputs = outputs
         self._channel, self._writer = await asyncio.open_connection(sock=ours)
 
-    async def _exchange(self, work: Work) -> dict[str, Any] | None:
+    async def _exchange(self, work: Work) -> files.Collected | None:
         """Return the process's answer; None if it is missing or malformed."""
         assert self._channel is not None
         assert self._writer is not None
         request = {
             **work.payload, "patterns": work.outputs, "max_bytes": self._max_transfer_bytes
         }  # fmt: skip
-        data = json.dumps(request).encode()
+        data = marshal.dumps(request, _MARSHAL_FORMAT)
         try:
             self._writer.write(HEADER.pack(len(data)) + data)
             await self._writer.drain()
             size = HEADER.unpack(await self._channel.readexactly(HEADER.size))[0]
-            if size > 2 * self._max_transfer_bytes + _MAX_OTHER_BYTES:
+            if size > self._max_transfer_bytes + files.MAX_OTHER_BYTES:
                 return None
-            reply = json.loads(await self._channel.readexactly(size))
-        except (EOFError, ConnectionError, ValueError, RecursionError):
+            return files.unpacked(await self._channel.readexactly(size))
+        except (EOFError, ConnectionError, ValueError):
             return None
-        return reply if isinstance(reply, dict) and isinstance(reply.get("exit_code"), int) else None
 
-    def _paused(self, reply: dict[str, Any]) -> Execution:
+    def _paused(self, reply: files.Collected, reason: str) -> Execution:
         self._zygote.tell(op="pause")
-        files, refused = checked_files(json.dumps(reply))
-        return self._outcome(reply["exit_code"], "", files, refused)
+        return self._outcome(reply, reason)
 
     async def _ended(self, ended: ZygoteEnded) -> Execution:
-        outcome = self._outcome(ended.exit_code, ended.reason, {}, ())
+        outcome = self._outcome(files.Collected(ended.exit_code, {}, ()), ended.reason)
         self._forget()
-        return outcome
+        return replace(outcome, ended_session=True)
 
-    def _outcome(
-        self, exit_code: int, reason: str, files: dict[str, str], refused: tuple[str, ...]
-    ) -> Execution:
+    def _outcome(self, reply: files.Collected, reason: str) -> Execution:
         assert self._outputs is not None
         for output in self._outputs:
             output.read_all()
         (stdout, is_cut), (stderr, is_cut_too) = (output.take() for output in self._outputs)
-        return Execution(exit_code, stdout, stderr, reason, is_cut or is_cut_too, files, refused)
+        return Execution(
+            reply.exit_code, stdout, stderr, reason, is_cut or is_cut_too, reply.files, reply.refused
+        )
 
     def _forget(self) -> None:
         """Drop what belongs to a process that is gone."""
@@ -129,15 +130,3 @@ class PythonSession:
         for output in self._outputs or ():
             output.close()
         self._channel = self._writer = self._outputs = None
-
-
-def checked_files(data: str) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Files that a confined process reports, if the report is well formed; else nothing."""
-    try:
-        content = json.loads(data)
-        files = {str(name): str(text) for name, text in content["files"].items()}
-        refused = tuple(map(str, content["refused"]))
-        json.dumps([files, refused], ensure_ascii=False).encode()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}, ()
-    return files, refused

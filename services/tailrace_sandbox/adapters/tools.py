@@ -1,36 +1,61 @@
 """The tools that models call: `python`, `shell` and `python_session`."""
 
-import json
+import base64
+import binascii
 import signal
+from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
+import msgspec
+
+from tailrace.log import get_logger
 from tailrace.sdk.tool import Tool, ToolOffer, ToolOutput, ToolSession, ToolUnavailableError
 from tailrace_sandbox import metrics
 from tailrace_sandbox.config import SandboxConfig
 from tailrace_sandbox.ports import Execution, Sandbox, SandboxLostError, SandboxSession, Work
 
+log = get_logger(__name__)
+
 _EXTRA_S = 30.0  # the wait for a free process, beyond the time of a call
+_ONE_FILE = {
+    "type": ["string", "object"],
+    "properties": {"base64": {"type": "string"}},
+    "required": ["base64"],
+    "additionalProperties": False,
+}
 _FILES = {
     "type": "object",
-    "additionalProperties": {"type": "string"},
-    "description": "Files to put into the working folder first: content in base64, by path.",
+    "additionalProperties": _ONE_FILE,
+    "description": 'Files to put into the working folder first, by path: text, or {"base64": "..."}.',
 }
 _OUTPUTS = {
     "type": "array",
     "items": {"type": "string"},
-    "description": "Paths or patterns of files to return. The result is then a JSON object.",
+    "description": (
+        "Paths or patterns of files to return. The result is then a JSON object with the files by "
+        'path: text, or {"base64": "..."}.'
+    ),
 }
 _TIMEOUT = {"type": "number", "exclusiveMinimum": 0, "description": "Seconds that the call may take."}
 _REASONS = {
     "wall_clock": "it took longer than {wall_s:g} s",
-    "interrupted": "it took longer than {wall_s:g} s; variables are kept",
     "memory": "it used more than {memory_bytes} bytes of memory",
     "processes": "it had more than {max_processes} processes",
     "disk": "it wrote more than {disk_bytes} bytes",
     "files": "it made more than {max_files} files",
     "output": "it did not stop writing output",
+    "mappings": "it had more than {max_mappings} memory mappings",
     "uninspectable": "it hid its files or processes",
+    "restless": "something in it went on running between two calls",
+    "lost": "its process was lost twice: it may need too much of the machine",
 }
+_INTERRUPTED = "interrupted because it took longer than {wall_s:g} s; variables are kept"
+_SESSION_LOST = "the session was lost with its variables and files; the next call starts a new one"
+_SESSION_ENDED = "the session is over; the next call starts a new one, without its variables and files"
+_NO_NETWORK = (
+    "Network is unreachable", "name resolution", "Name or service not known",
+    "Could not resolve host", "Could not resolve hostname",
+)  # fmt: skip
 _STDIN = {"stdin": {"type": "string", "description": "Standard input."}}
 
 
@@ -112,20 +137,28 @@ class PythonSessionTool(Tool):
         self._session = await self._sandbox.open_session()
 
     async def execute(self, arguments: dict[str, Any]) -> ToolOutput:
-        """See `Tool`."""
-        assert self._session is not None
+        """See `Tool`. A session that is lost is no failure of the episode: the model is told."""
         work = _work("session", arguments["code"], arguments, self._config)
         try:
-            outcome = await self._session.execute(work)
+            if self._session is None:
+                self._session = await self._sandbox.open_session()
         except SandboxLostError as error:
             metrics.CALLS.labels(self.name, "lost").inc()
             raise ToolUnavailableError(str(error)) from error
+        try:
+            outcome = await self._session.execute(work)
+        except SandboxLostError as error:
+            log.warning("a session was lost", reason=str(error))
+            metrics.CALLS.labels(self.name, "lost").inc()
+            await self.release()
+            return ToolOutput(f"[{_SESSION_LOST}]", is_error=True)
         return _result(self.name, work, outcome, self._config)
 
     async def release(self) -> None:
         """See `Tool`."""
-        if self._session is not None:
-            await self._session.close()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
 
 def offers(sandbox: Sandbox, config: SandboxConfig) -> tuple[ToolOffer, ...]:
@@ -142,9 +175,9 @@ def offers(sandbox: Sandbox, config: SandboxConfig) -> tuple[ToolOffer, ...]:
 
 
 def _work(mode: str, code: str, arguments: dict[str, Any], config: SandboxConfig) -> Work:
-    files = arguments.get("files", {})
+    files = {name: _bytes_of(name, content) for name, content in arguments.get("files", {}).items()}
     limits = config.limits
-    if sum(map(len, files.values())) > limits.max_transfer_bytes * 4 / 3:
+    if sum(map(len, files.values())) > limits.max_transfer_bytes:
         raise ValueError(f"files: more than {limits.max_transfer_bytes} bytes")
     return Work(
         mode,
@@ -164,38 +197,82 @@ def _result(tool: str, work: Work, outcome: Execution, config: SandboxConfig) ->
         "max_processes": limits.max_processes,
         "disk_bytes": limits.disk_bytes,
         "max_files": limits.max_files,
+        "max_mappings": limits.max_mappings,
     }
     result = outcome.reason or ("ok" if outcome.is_ok else "failed")
     metrics.CALLS.labels(tool, result).inc()
-    content = _json_of(outcome) if work.outputs else _text_of(outcome, shown)
+    notes = _notes(outcome, shown)
+    content = _json_of(outcome, notes) if work.outputs else _text_of(outcome, notes)
     return ToolOutput(content, is_error=not outcome.is_ok)
 
 
-def _text_of(outcome: Execution, limits: dict[str, float]) -> str:
-    """For a model: output, errors, and one line in brackets for each thing to know."""
+def _notes(outcome: Execution, limits: dict[str, float]) -> list[str]:
+    """One line for each thing that a model should know."""
     notes = []
     if outcome.is_cut:
         notes.append("output was cut")
-    if outcome.reason:
+    if outcome.reason == "interrupted":
+        notes.append(_INTERRUPTED.format(**limits))
+    elif outcome.reason:
         notes.append(f"ended because {_REASONS[outcome.reason].format(**limits)}")
     elif outcome.exit_code < 0:
-        notes.append(f"ended by {signal.Signals(-outcome.exit_code).name}")
+        notes.append(f"ended by {_signal(-outcome.exit_code)}")
     elif outcome.exit_code:
         notes.append(f"exit code {outcome.exit_code}")
+    if outcome.ended_session:
+        notes.append(_SESSION_ENDED)
+    if outcome.exit_code and any(words in outcome.stderr for words in _NO_NETWORK):
+        notes.append("the sandbox has no network")
+    return notes
+
+
+def _signal(number: int) -> str:
+    """Name of a signal; those without a name of their own count from SIGRTMIN."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+
+
+def _text_of(outcome: Execution, notes: list[str]) -> str:
+    """For a model: output, errors, and the notes in brackets."""
     parts = (outcome.stdout.rstrip("\n"), outcome.stderr.rstrip("\n"), *(f"[{note}]" for note in notes))
     return "\n".join(part for part in parts if part)
 
 
-def _json_of(outcome: Execution) -> str:
+def _json_of(outcome: Execution, notes: list[str]) -> str:
     """Everything, for callers that asked for files."""
-    return json.dumps(
-        {
-            "exit_code": outcome.exit_code,
-            "stdout": outcome.stdout,
-            "stderr": outcome.stderr,
-            "reason": outcome.reason,
-            "output_was_cut": outcome.is_cut,
-            "files": outcome.files,
-            "refused_files": list(outcome.refused),
-        }
-    )
+    content = {
+        "exit_code": outcome.exit_code,
+        "stdout": outcome.stdout,
+        "stderr": outcome.stderr,
+        "reason": outcome.reason,
+        "notes": notes,
+        "output_was_cut": outcome.is_cut,
+        "files": {name: _shown(content) for name, content in outcome.files.items()},
+        "refused_files": outcome.refused,
+    }
+    return msgspec.json.encode(content).decode()
+
+
+def _bytes_of(name: str, content: str | dict[str, str]) -> bytes:
+    """Content of a file given as text or in base64; raises `ValueError` with the file's name."""
+    path = PurePosixPath(name)
+    if not path.name or path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise ValueError(f"files: {name!r} is not a path below the working folder")
+    try:
+        if isinstance(content, str):
+            return content.encode()
+        return base64.b64decode(content["base64"], validate=True)
+    except UnicodeEncodeError as error:
+        raise ValueError(f"files: the text of {name!r} is not Unicode: {error.reason}") from error
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"files: the content of {name!r} is not valid base64: {error}") from error
+
+
+def _shown(content: bytes) -> str | dict[str, str]:
+    """Text if it is some, otherwise base64."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(content).decode()}

@@ -64,11 +64,12 @@ class ZygoteClient:
         """Start and wait until it has confined a child once; raises `SandboxLostError`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
+        environment = ENVIRONMENT | {"PATH": f"{Path(python).parent}:{ENVIRONMENT['PATH']}"}
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 python, "-I", "-X", "utf8", "-c", _LAUNCH, str(theirs.fileno()),
                 program("start", repr(json.dumps(argument))),
-                env=ENVIRONMENT, cwd="/", pass_fds=(theirs.fileno(),), start_new_session=True,
+                env=environment, cwd="/", pass_fds=(theirs.fileno(),), start_new_session=True,
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
                 stderr=sys.stderr.fileno() if _has_stderr() else asyncio.subprocess.DEVNULL,
             )  # fmt: skip

@@ -35,10 +35,11 @@ class Compare(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Allow a call if all tests of one of the `cases` hold; otherwise `otherwise` is the verdict."""
+    """`verdict` if all tests of one of the `cases` hold; otherwise `otherwise`, which may be a rule."""
 
     cases: tuple[tuple[Compare, ...], ...]
-    otherwise: int
+    otherwise: "Verdict"
+    verdict: int = ALLOW
 
 
 Verdict = Union[int, Rule]  # noqa: UP007 - also runs on the interpreter of another Python
@@ -130,9 +131,9 @@ def _decide(program: _Program, label: str, verdict: Verdict) -> None:
         next_case = f"{label}.{number + 1}"
         for place, test in enumerate(case):
             _check(program, test, f"{label}.{number}.{place}", next_case)
-        program.put(_RETURN, ALLOW)
+        program.put(_RETURN, verdict.verdict)
         program.mark(next_case)
-    program.put(_RETURN, verdict.otherwise)
+    _decide(program, f"{label}.else", verdict.otherwise)
 
 
 def _check(program: _Program, test: Compare, label: str, failed: str) -> None:

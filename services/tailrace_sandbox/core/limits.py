@@ -16,6 +16,7 @@ class Limits:
     disk_bytes: int = 64 * MIB  # in the call's folder, deleted but open files included
     max_files: int = 1024  # in the call's folder
     max_open_files: int = 128  # per process
+    max_mappings: int = 16384  # of all processes together
     max_output_bytes: int = 64 * 1024  # kept of standard output, and again of standard error
 
     @property

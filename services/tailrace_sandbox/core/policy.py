@@ -3,7 +3,8 @@
 Invariants: what is not allowed here by name fails, also calls that future kernels add; nothing is
 allowed that reaches past the call's own processes and files by a way that Landlock does not watch:
 sockets other than a connected pair, namespaces, tracing, queues and memory with names, watches on other
-folders, signals and scheduling of other processes, and memory or files that no limit counts.
+folders, signals and scheduling of other processes, and memory or files that no limit counts. Nothing
+that a call arms sends SIGCONT, so a stopped call runs again only when its zygote says so.
 """
 
 import errno
@@ -15,20 +16,20 @@ from tailrace_sandbox.core.syscalls import AUDIT_ARCH, numbers
 _ALLOWED = """
 read write open close stat fstat lstat poll lseek mprotect munmap brk rt_sigaction rt_sigprocmask
 rt_sigreturn pread64 pwrite64 readv writev access pipe select sched_yield mremap msync mincore
-madvise dup dup2 pause nanosleep getitimer alarm setitimer getpid sendfile sendto recvfrom shutdown
-getsockname getpeername setsockopt getsockopt fork vfork execve execveat exit wait4 uname flock
+madvise dup dup2 pause nanosleep getitimer alarm setitimer getpid sendto recvfrom shutdown
+getsockname getpeername getsockopt fork vfork execve execveat exit wait4 uname flock
 fsync fdatasync ftruncate getdents getcwd chdir fchdir rename mkdir rmdir creat link unlink symlink
 readlink umask gettimeofday getrlimit getrusage sysinfo times getuid getgid geteuid getegid getppid
 getpgrp getgroups getresuid getresgid getpgid getsid capget rt_sigpending rt_sigtimedwait
 rt_sigsuspend sigaltstack mknod statfs fstatfs getpriority sched_getparam sched_getscheduler
 sched_get_priority_max sched_get_priority_min sched_rr_get_interval mlock munlock arch_prctl
 setrlimit gettid readahead time futex sched_getaffinity epoll_create getdents64 set_tid_address
-restart_syscall fadvise64 timer_create timer_settime timer_gettime timer_getoverrun timer_delete
-clock_gettime clock_getres clock_nanosleep exit_group epoll_wait epoll_ctl waitid openat mkdirat
+restart_syscall fadvise64 clock_gettime clock_getres clock_nanosleep exit_group epoll_wait epoll_ctl
+waitid openat mkdirat
 mknodat newfstatat unlinkat renameat linkat symlinkat readlinkat faccessat pselect6 ppoll
-set_robust_list splice epoll_pwait timerfd_create eventfd fallocate timerfd_settime timerfd_gettime
+set_robust_list epoll_pwait timerfd_create eventfd fallocate timerfd_settime timerfd_gettime
 eventfd2 epoll_create1 dup3 pipe2 preadv pwritev getcpu renameat2 getrandom membarrier
-copy_file_range preadv2 pwritev2 statx rseq close_range openat2 faccessat2 epoll_pwait2 futex_waitv
+copy_file_range preadv2 pwritev2 statx rseq openat2 faccessat2 epoll_pwait2 futex_waitv
 signalfd signalfd4
 """
 
@@ -38,7 +39,7 @@ chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futime
 """Landlock does not watch these. Files of another user are safe from them; files of our own are not."""
 
 _REFUSED = """
-socket connect accept accept4 bind listen sendmsg recvmsg sendmmsg recvmmsg ptrace process_vm_readv
+setsockopt connect accept accept4 bind listen sendmsg recvmsg sendmmsg recvmmsg ptrace process_vm_readv
 process_vm_writev kcmp pidfd_open pidfd_getfd pidfd_send_signal rt_sigqueueinfo rt_tgsigqueueinfo
 tkill unshare setns mount umount2 pivot_root chroot open_tree move_mount fsopen fsconfig fsmount
 fspick mount_setattr io_uring_setup io_uring_enter io_uring_register io_setup io_submit bpf keyctl
@@ -63,6 +64,10 @@ _PRETEND = refuse(0)
 _NEW_NAMESPACES = 0x7E020080  # every CLONE_NEW* flag
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
 _MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
+_SIGCHLD, _SIGCONT = 17, 18
+_EXIT_SIGNAL = 0xFF  # of clone's flags
+_CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
+_CLOSE_RANGE_UNSHARE = 2
 _NEGATIVE = 0x80000000
 _TERMINAL_AND_FILE_REQUESTS = (0x5401, 0x5413, 0x540F, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)
 _PROCESS_OPTIONS = (
@@ -75,6 +80,7 @@ _PROCESS_OPTIONS = (
     0x53564D41,
 )  # names, dumpable?, capability?, no_new_privs, VMA
 _FILE_CONTROLS_REFUSED = (8, 10, 15, 1024, 1026, 1031)  # owner, signal, lease, notify, pipe size
+_FILE_LOCKS = (6, 7, 37, 38)  # of ranges, by process and by descriptor
 
 
 @dataclass(frozen=True)
@@ -102,8 +108,12 @@ def _by_name(confinement: Confinement) -> dict[str, Verdict]:
     named.update(dict.fromkeys(_METADATA.split(), ALLOW if confinement.own_user else _PRETEND))
     # One process group for the whole call, so that one signal reaches all of it.
     named.update(dict.fromkeys(("setsid", "setpgid"), _PRETEND))
-    # Without these glibc takes the older calls, whose arguments a filter can see.
-    named.update(dict.fromkeys(("clone3", "memfd_create"), refuse(errno.ENOSYS)))
+    # Without these programs take older calls, whose arguments a filter can see: the signal of a timer
+    # is behind a pointer, and could be SIGCONT.
+    named.update(dict.fromkeys(("clone3", "memfd_create", "timer_create"), refuse(errno.ENOSYS)))
+    # Pipes and sockets would hold on to whole pages that no limit counts; everybody copies instead.
+    named.update(dict.fromkeys(("sendfile", "splice"), refuse(errno.EINVAL)))
+    named["socket"] = refuse(errno.ENETUNREACH)  # which programs and models understand
     named["truncate"] = ALLOW if confinement.landlock_abi >= 3 else _REFUSE
     named.update(_with_arguments())
     named.update(_signals(confinement))
@@ -113,7 +123,23 @@ def _by_name(confinement: Confinement) -> dict[str, Verdict]:
 def _with_arguments() -> dict[str, Verdict]:
     own_process = Rule(((Compare(0, 0),),), _REFUSE)
     return {
-        "clone": Rule(((Compare(0, 0, _NEW_NAMESPACES),),), _REFUSE),
+        # A thread shares its process's files, whose list the zygote reads; the end of a process tells
+        # its parent so, and nothing else.
+        "clone": Rule(
+            (
+                (Compare(0, 0, _NEW_NAMESPACES | _CLONE_THREAD), Compare(0, _SIGCHLD, _EXIT_SIGNAL)),
+                (Compare(0, 0, _NEW_NAMESPACES | _CLONE_THREAD), Compare(0, 0, _EXIT_SIGNAL)),
+                (
+                    Compare(
+                        0,
+                        _CLONE_THREAD | _CLONE_FILES,
+                        _NEW_NAMESPACES | _CLONE_THREAD | _CLONE_FILES | _EXIT_SIGNAL,
+                    ),
+                ),
+            ),
+            _REFUSE,
+        ),
+        "close_range": Rule(((Compare(2, 0, _CLOSE_RANGE_UNSHARE),),), _REFUSE),
         "socketpair": Rule(((Compare(0, _AF_UNIX), Compare(1, _SOCK_STREAM, _SOCK_TYPE)),), _REFUSE),
         "mmap": Rule(  # shared memory without a file would be charged to nobody
             (
@@ -124,8 +150,11 @@ def _with_arguments() -> dict[str, Verdict]:
         ),
         "ioctl": _one_of(1, _TERMINAL_AND_FILE_REQUESTS, errno.ENOTTY),
         "prctl": _one_of(0, _PROCESS_OPTIONS, errno.EPERM),
+        # Locks of ranges take memory that no limit counts; within a call they always succeed.
         "fcntl": Rule(
-            (tuple(Compare(1, command, negated=True) for command in _FILE_CONTROLS_REFUSED),), _REFUSE
+            tuple((Compare(1, command),) for command in _FILE_CONTROLS_REFUSED),
+            Rule(tuple((Compare(1, command),) for command in _FILE_LOCKS), ALLOW, _PRETEND),
+            _REFUSE,
         ),
         "prlimit64": own_process,
         "sched_setaffinity": own_process,
@@ -144,7 +173,10 @@ def _signals(confinement: Confinement) -> dict[str, Verdict]:
     call's first process may be signalled.
     """
     if confinement.landlock_abi >= 6:
-        to_a_process = Rule(((Compare(0, 0, _NEGATIVE), Compare(0, 0, negated=True)),), _REFUSE)
+        to_a_process: tuple[Compare, ...] = (Compare(0, 0, _NEGATIVE), Compare(0, 0, negated=True))
     else:
-        to_a_process = Rule(((Compare(0, confinement.pid),),), _REFUSE)
-    return {"kill": to_a_process, "tgkill": to_a_process}
+        to_a_process = (Compare(0, confinement.pid),)
+    return {
+        "kill": Rule(((*to_a_process, Compare(1, _SIGCONT, negated=True)),), _REFUSE),
+        "tgkill": Rule(((*to_a_process, Compare(2, _SIGCONT, negated=True)),), _REFUSE),
+    }

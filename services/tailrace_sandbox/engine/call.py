@@ -10,8 +10,12 @@ from tailrace_sandbox.engine import processes, workspace
 from tailrace_sandbox.engine.workspace import UninspectableError
 
 _FIRST_LOOK_S = 0.01
-_LOOKS_SHARE = 0.1  # of a core, at most, goes into looking
+_LAST_LOOK_S = 0.1
+_LOOKS_SHARE = 0.015  # of a core goes into looks, and less than 0.02 with what is around them
+_FASTEST_BYTES_S = 4 << 30  # of growing memory: a limit that is near is looked at more often
+_PAUSED_LOOK_S = 1.0
 _MAX_BLIND_LOOKS = 2  # a process that just ends or starts a program cannot be looked at either
+_MAX_RESTLESS_LOOKS = 3
 INTERRUPT_GRACE_S = 1.0
 
 
@@ -26,13 +30,16 @@ class ForkedCall:
     deadline_s: float | None
     look_s: float = field(default_factory=lambda: time.monotonic() + _FIRST_LOOK_S)
     was_interrupted: bool = False
+    is_paused: bool = False
     num_blind_looks: int = 0  # one after the other
+    num_restless_looks: int = 0  # one after the other, that found a paused call running
 
     def next_event_s(self) -> float:
         """Seconds until the next inspection; negative: wait for messages alone."""
-        if self.deadline_s is None:
-            return -1.0
-        return max(0.0, min(self.deadline_s, self.look_s) - time.monotonic())
+        times_s = [self.deadline_s] if self.deadline_s is not None else []
+        if times_s or self.is_paused:
+            times_s.append(self.look_s)
+        return max(0.0, min(times_s) - time.monotonic()) if times_s else -1.0
 
     def has_ended(self) -> bool:
         """Tell whether the first process has exited; reaps orphans that ended."""
@@ -53,24 +60,49 @@ class ForkedCall:
             os.kill(self.pid, signal.SIGINT)
         if now_s < self.look_s:
             return ""
+        if self.is_paused:
+            self.look_s = now_s + _PAUSED_LOOK_S
+            return self._look_for_life()
+        began_s = time.thread_time()
+        self.look_s = now_s + _LAST_LOOK_S  # `_look` may bring it forward
         reason = self._look()
-        took_s = time.monotonic() - now_s
-        self.look_s = now_s + max(_FIRST_LOOK_S, took_s / _LOOKS_SHARE)
+        cost_s = (time.thread_time() - began_s) / _LOOKS_SHARE
+        self.look_s = min(self.look_s, now_s + max(_FIRST_LOOK_S, cost_s))
         return reason
+
+    def _look_for_life(self) -> str:
+        """Stop a paused call again if anything in it runs; one that does not stop ends."""
+        if not processes.is_awake(os.getpid()):
+            self.num_restless_looks = 0
+            return ""
+        self.num_restless_looks += 1
+        self.look_s = time.monotonic() + _FIRST_LOOK_S
+        processes.send(self.pid, signal.SIGSTOP)
+        return "restless" if self.num_restless_looks > _MAX_RESTLESS_LOOKS else ""
 
     def _look(self) -> str:
         limits = self.limits
         try:
-            held = processes.footprint(os.getpid(), limits.max_processes)
+            held = processes.footprint(os.getpid(), limits.max_processes, limits.max_mappings)
             used = workspace.measure(self.folder, limits.max_files)
             self.num_blind_looks = 0
-        except UninspectableError:
+        except (UninspectableError, OSError):
             self.num_blind_looks += 1
+            self.look_s = time.monotonic() + _FIRST_LOOK_S
             return "uninspectable" if self.num_blind_looks > _MAX_BLIND_LOOKS else ""
+        return self._judge(held, used)
+
+    def _judge(self, held: processes.Footprint, used: workspace.Usage) -> str:
+        limits = self.limits
         if held.num_processes > limits.max_processes:
             return "processes"
-        if held.memory_bytes > limits.memory_bytes:
+        if held.num_mappings > limits.max_mappings:
+            return "mappings"
+        room_bytes = limits.memory_bytes - held.memory_bytes
+        if room_bytes < 0:
             return "memory"
+        soon_s = max(_FIRST_LOOK_S, room_bytes / _FASTEST_BYTES_S)
+        self.look_s = min(self.look_s, time.monotonic() + soon_s)
         if used.num_files > limits.max_files:
             return "files"
         if used.num_bytes + held.hidden_bytes > limits.disk_bytes:
@@ -79,15 +111,18 @@ class ForkedCall:
 
     def resume(self, wall_s: float) -> None:
         """Let a session run until it pauses or `wall_s` seconds are over."""
-        self.was_interrupted = False
+        self.was_interrupted = self.is_paused = False
         self.deadline_s = time.monotonic() + wall_s
         self.look_s = time.monotonic() + _FIRST_LOOK_S
         processes.send(self.pid, signal.SIGCONT)
 
     def pause(self) -> None:
-        """Stop a session's processes, whatever they are doing."""
+        """Stop a session's processes, whatever they are doing; looks make sure that they are."""
         processes.send(self.pid, signal.SIGSTOP)
         self.deadline_s = None
+        self.is_paused = True
+        self.num_restless_looks = 0
+        self.look_s = time.monotonic() + _FIRST_LOOK_S
 
     def end(self) -> int:
         """Kill what is left; the exit code of the first process, negative for a signal."""

@@ -6,7 +6,6 @@ standard error and exits with 125; nothing of the zygote stays open in it.
 
 import _signal  # type: ignore[import-not-found]
 import contextlib
-import json
 import marshal
 import os
 import random
@@ -50,8 +49,11 @@ def main(plan: Plan, order: Order) -> None:
     except OSError as error:
         os.write(2, f"the sandbox could not confine this call: {error}\n".encode())
         os._exit(NOT_CONFINED)
-    if payload.get("files"):
-        files.put(payload["files"])
+    try:
+        files.put(payload.get("files", {}))
+    except ValueError as error:
+        os.write(2, f"{error}\n".encode(errors="replace"))
+        os._exit(1)
     _RUN[order.mode](payload)
 
 
@@ -121,7 +123,9 @@ def _session(payload: dict[str, Any]) -> None:
 
 def _collect(payload: dict[str, Any]) -> None:
     """Write the wanted files to standard output; runs confined like the call that made them."""
-    sys.stdout.write(json.dumps(files.collect(payload["patterns"], payload["max_bytes"])))
+    left = memoryview(files.collect(0, payload["patterns"], payload["max_bytes"]))
+    while left:
+        left = left[os.write(1, left) :]
     program.leave(0)
 
 

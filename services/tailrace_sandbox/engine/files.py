@@ -1,39 +1,77 @@
 """Files into and out of a call's folder, moved by the confined process itself.
 
 Names may say what they like: a path that leads out of the folder fails like any other of its accesses.
+What comes out has lengths in front and nothing to parse, so that reading it takes the service as long
+as copying it, whatever tool code wrote there.
 """
 
-import base64
 import glob
 import os
 import stat
-from typing import Any
+import struct
+from typing import NamedTuple
+
+HEAD = struct.Struct("<iHH")  # exit code, number of files, number of refused names
+_ENTRY = struct.Struct("<HI")  # bytes of a name, and of its content
+_MAX_NAMES = 1024
+_MAX_NAME_BYTES = 4096
+MAX_OTHER_BYTES = HEAD.size + _MAX_NAMES * (_ENTRY.size + _MAX_NAME_BYTES)
 
 
-def put(files: dict[str, str]) -> None:
-    """Write files (content in base64, by path) below the current folder."""
+class Collected(NamedTuple):
+    """Answer of a confined process. `refused`: files that do not fit or are no regular files."""
+
+    exit_code: int
+    files: dict[str, bytes]
+    refused: tuple[str, ...]
+
+
+def put(files: dict[str, bytes]) -> None:
+    """Write files by path below the current folder; raises `ValueError` with a reason for the model."""
     for name, content in files.items():
-        folder = os.path.dirname(name)
-        if folder:
-            os.makedirs(folder, exist_ok=True)
-        with open(name, "wb") as file:
-            file.write(base64.b64decode(content))
+        try:
+            os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
+            with open(name, "wb") as file:
+                file.write(content)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ValueError(f"files: cannot write {name!r}: {reason}") from error
 
 
-def collect(patterns: list[str], max_bytes: int) -> dict[str, Any]:
-    """`files` (content in base64, by path) that match, `max_bytes` in all; `refused`: those that do not
-    fit or are no regular files.
-    """
-    files: dict[str, str] = {}
-    refused: list[str] = []
-    for name in sorted({name for pattern in patterns for name in glob.glob(pattern, recursive=True)}):
+def collect(exit_code: int, patterns: list[str], max_bytes: int) -> bytes:
+    """Files that match, `max_bytes` of content and 1024 names in all, as `unpacked` reads them."""
+    names = {name for pattern in patterns for name in glob.glob(pattern, recursive=True)}
+    files: list[bytes] = []
+    refused: list[bytes] = []
+    for name in sorted(names)[:_MAX_NAMES]:
+        encoded = os.fsencode(name)[:_MAX_NAME_BYTES]
         content = _content(name, max_bytes)
         if content is None:
-            refused.append(name)
+            refused.append(_ENTRY.pack(len(encoded), 0) + encoded)
             continue
         max_bytes -= len(content)
-        files[name] = base64.b64encode(content).decode()
-    return {"files": files, "refused": refused}
+        files.append(_ENTRY.pack(len(encoded), len(content)) + encoded + content)
+    return b"".join((HEAD.pack(exit_code, len(files), len(refused)), *files, *refused))
+
+
+def unpacked(data: bytes) -> Collected:
+    """Answer of a confined process; raises `ValueError` for anything that `collect` never says."""
+    try:
+        exit_code, num_files, num_refused = HEAD.unpack_from(data)
+        if num_files + num_refused > _MAX_NAMES:
+            raise ValueError("too many names")
+        offset, found = HEAD.size, []
+        for _ in range(num_files + num_refused):
+            name_bytes, content_bytes = _ENTRY.unpack_from(data, offset)
+            begin = offset + _ENTRY.size
+            offset = begin + name_bytes + content_bytes
+            name = data[begin : begin + name_bytes].decode(errors="replace")
+            found.append((name, data[begin + name_bytes : offset]))
+    except struct.error as error:
+        raise ValueError(str(error)) from error
+    if offset != len(data):
+        raise ValueError("lengths that do not add up")
+    return Collected(exit_code, dict(found[:num_files]), tuple(name for name, _ in found[num_files:]))
 
 
 def _content(name: str, max_bytes: int) -> bytes | None:

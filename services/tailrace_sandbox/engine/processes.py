@@ -5,17 +5,23 @@ fork; and since the zygote adopts orphans, all can be counted and waited for.
 """
 
 import os
+import re
 import signal
+import socket
 import stat
 import time
 from collections.abc import Iterator
-from itertools import chain
 from typing import NamedTuple
 
 from tailrace_sandbox.engine.workspace import BLOCK_BYTES, UninspectableError
 
-_REAP_TIMEOUT_S = 5.0
+_REAP_TIMEOUT_S = 8.0
 _REAP_POLL_S = 0.002
+_STATUS = re.compile(rb"^(RssAnon|RssShmem|VmPTE|VmSwap|Threads):\s+(\d+)", re.MULTILINE)
+_LONGEST_MAPPING = 160  # bytes of a line; more of them on average count as too many lines
+
+
+Key = tuple[int, int]  # device and inode of a file
 
 
 class StuckError(Exception):
@@ -26,91 +32,164 @@ class Footprint(NamedTuple):
     """Resources that all processes of a call hold together."""
 
     num_processes: int  # threads count
-    memory_bytes: int  # not backed by files
+    memory_bytes: int  # not backed by files, with what pipes and sockets can hold
     hidden_bytes: int  # on disk, in files without a name
+    num_mappings: int
 
 
-def descendants(pid: int) -> Iterator[int]:
-    """Children of `pid` and theirs, by pid; processes that end meanwhile may be missing."""
-    waiting = [pid]
+def _socket_bytes() -> int:
+    """Most that the queue of one socket holds: its sender's default bound, and half of it again."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        return 3 * ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
+
+
+_PIPE_BYTES = 65536
+_OTHER_BYTES = 4096  # timers, events and lists of them
+_SOCKET_BYTES = _socket_bytes()
+
+
+def descendants(pid: int) -> Iterator[tuple[int, list[str]]]:
+    """Children of `pid` and theirs, by pid, with the ids of their threads; processes that end
+    meanwhile may be missing.
+    """
+    waiting = [(pid, _list(f"/proc/{pid}/task"))]
     while waiting:
-        parent = waiting.pop()
-        try:
-            threads = os.listdir(f"/proc/{parent}/task")
-        except FileNotFoundError:
-            continue
+        parent, threads = waiting.pop()
         for thread in threads:
-            children = _read(f"/proc/{parent}/task/{thread}/children").split()
-            yield from map(int, children)
-            waiting += map(int, children)
+            for child in map(int, _read(f"/proc/{parent}/task/{thread}/children").split()):
+                entry = child, _list(f"/proc/{child}/task")
+                yield entry
+                waiting.append(entry)
 
 
-def footprint(pid: int, max_processes: int) -> Footprint:
-    """Add up all descendants of `pid`, or those found until there are more than `max_processes`.
+def footprint(pid: int, max_processes: int, max_mappings: int) -> Footprint:
+    """Add up all descendants of `pid`, or those found until there are more than `max_processes` or
+    `max_mappings`.
 
     Stopping there keeps the look short while processes multiply. Raises `UninspectableError` if a
     process hides what it holds.
     """
-    num_processes = memory_bytes = 0
-    hidden: dict[tuple[int, int], int] = {}
-    for descendant in descendants(pid):
-        threads, held_bytes = _status(descendant)
+    num_processes = memory_bytes = num_mappings = 0
+    hidden: dict[Key, int] = {}
+    queues: dict[Key, int] = {}
+    for descendant, tasks in descendants(pid):
+        where, threads, held_bytes = _alive(descendant, tasks)
         num_processes += threads
         memory_bytes += held_bytes
         if num_processes > max_processes:
             break
+        if not threads:
+            continue
         try:
-            for file, num_bytes in chain(_deleted_files(descendant), _deleted_mappings(descendant)):
-                hidden[file] = max(num_bytes, hidden.get(file, 0))
+            memory_bytes += _open_files(where, hidden, queues)
+            num_mappings += _mappings(where, max_mappings - num_mappings, hidden)
         except PermissionError as error:
-            if _status(descendant)[0]:
+            if _alive(descendant, tasks)[1]:
                 raise UninspectableError("a process hides its open files") from error
-    return Footprint(num_processes, memory_bytes, sum(hidden.values()))
+        if num_mappings > max_mappings:
+            break
+    memory_bytes += sum(queues.values())
+    return Footprint(num_processes, memory_bytes, sum(hidden.values()), num_mappings)
 
 
-def _status(pid: int) -> tuple[int, int]:
-    """Threads and bytes of memory of a process; zeros when it has ended or is about to."""
+def is_awake(pid: int) -> bool:
+    """Tell whether a thread of a descendant of `pid` runs, or would if something happened."""
+    return any(
+        _read(f"/proc/{descendant}/task/{task}/stat").rpartition(b")")[2][1:2] in (b"R", b"S")
+        for descendant, tasks in descendants(pid)
+        for task in tasks
+    )
+
+
+def _alive(pid: int, tasks: list[str]) -> tuple[str, int, int]:
+    """Entry below `/proc` that shows what a process holds, its threads and its bytes of memory.
+
+    A process whose first thread ended shows them at another thread only. Zeros when it has ended or is
+    about to.
+    """
+    threads, held_bytes = _status(f"/proc/{pid}")
+    if held_bytes or threads == 0:
+        return f"/proc/{pid}", threads if held_bytes else 0, held_bytes
+    for task in tasks:
+        where = f"/proc/{pid}/task/{task}"
+        threads, held_bytes = _status(where)
+        if held_bytes:
+            return where, threads, held_bytes
+    return "", 0, 0
+
+
+def _status(where: str) -> tuple[int, int]:
+    """Threads, and bytes of memory; zero bytes when it has ended or is about to."""
     threads = held_kib = 0
-    for line in _read(f"/proc/{pid}/status").splitlines():
-        if line.startswith(("RssAnon:", "RssShmem:", "VmPTE:")):
-            held_kib += int(line.split()[1])
-        elif line.startswith("Threads:"):
-            threads = int(line.split()[1])
-    return (threads, held_kib * 1024) if held_kib else (0, 0)
+    for name, value in _STATUS.findall(_read(f"{where}/status")):
+        if name == b"Threads":
+            threads = int(value)
+        else:
+            held_kib += int(value)
+    return threads, held_kib * 1024
 
 
-def _deleted_files(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
-    folder = f"/proc/{pid}/fd"
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return
-    for name in names:
+def _open_files(where: str, hidden: dict[Key, int], queues: dict[Key, int]) -> int:
+    """Put deleted files into `hidden`, pipes and sockets into `queues`; bytes of the other objects."""
+    folder, num_others = f"{where}/fd", 0
+    for name in _list(folder):
         try:
             found = os.stat(f"{folder}/{name}")
         except FileNotFoundError:
             continue  # closed meanwhile
-        if found.st_nlink == 0 and stat.S_ISREG(found.st_mode):
-            yield (found.st_dev, found.st_ino), found.st_blocks * BLOCK_BYTES
+        key, kind = (found.st_dev, found.st_ino), stat.S_IFMT(found.st_mode)
+        if kind == stat.S_IFREG and found.st_nlink == 0:
+            hidden[key] = max(found.st_blocks * BLOCK_BYTES, hidden.get(key, 0))
+        elif kind == stat.S_IFSOCK:
+            queues[key] = _SOCKET_BYTES
+        elif kind == stat.S_IFIFO:
+            queues[key] = _PIPE_BYTES
+        elif kind == 0:
+            num_others += 1
+    return num_others * _OTHER_BYTES
 
 
-def _deleted_mappings(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """Files that are mapped, closed and deleted; their mapped part is all that can be known."""
-    for line in _read(f"/proc/{pid}/maps").splitlines():
-        if line.endswith("(deleted)"):
-            span, _, _, device, inode = line.split()[:5]
-            begin, _, end = span.partition("-")
-            major, _, minor = device.partition(":")
-            key = (os.makedev(int(major, 16), int(minor, 16)), int(inode))
-            yield key, int(end, 16) - int(begin, 16)
+def _mappings(where: str, most: int, hidden: dict[Key, int]) -> int:
+    """Number of mappings, counted until there are more than `most`; files that are mapped, closed and
+    deleted go into `hidden`: their mapped part is all that can be known.
+    """
+    most_bytes = (most + 1) * _LONGEST_MAPPING
+    text = _read(f"{where}/maps", most_bytes)
+    if len(text) >= most_bytes:
+        return most + 1
+    if b"(deleted)" in text:
+        for line in text.splitlines():
+            if line.endswith(b"(deleted)"):
+                span, _, _, device, inode = line.split()[:5]
+                begin, _, end = span.partition(b"-")
+                major, _, minor = device.partition(b":")
+                key = (os.makedev(int(major, 16), int(minor, 16)), int(inode))
+                hidden[key] = max(int(end, 16) - int(begin, 16), hidden.get(key, 0))
+    return text.count(b"\n")
 
 
-def _read(path: str) -> str:
+def _list(path: str) -> list[str]:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+        return os.listdir(path)
     except (FileNotFoundError, ProcessLookupError):
-        return ""
+        return []
+
+
+def _read(path: str, most_bytes: int = 1 << 20) -> bytes:
+    """Content of a file below `/proc`; empty when its process has ended."""
+    pieces = []
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while most_bytes > 0 and (piece := os.read(fd, 65536)):
+                pieces.append(piece)
+                most_bytes -= len(piece)
+        finally:
+            os.close(fd)
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+    return b"".join(pieces)
 
 
 def send(group: int, number: int) -> None:
@@ -124,7 +203,7 @@ def send(group: int, number: int) -> None:
 def end(group: int) -> int:
     """Kill and wait for everything; the wait status of the first process.
 
-    Raises `StuckError` for what does not die within 5 s.
+    Raises `StuckError` for what does not die within 8 s.
     """
     send(group, signal.SIGKILL)
     status = 0
@@ -146,7 +225,7 @@ def end(group: int) -> int:
 def _kill_stragglers(group: int) -> None:
     """Kill again, and one by one: the second fence, should a process have left the group."""
     send(group, signal.SIGKILL)
-    for pid in descendants(os.getpid()):
+    for pid, _ in descendants(os.getpid()):
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:

@@ -3,7 +3,7 @@
 Whoever reads what this process says must not believe it: the tool code that it ran may speak here too.
 """
 
-import json
+import marshal
 import os
 import struct
 from typing import Any
@@ -19,11 +19,16 @@ def serve(channel: int) -> None:
     number = 0
     while request := _receive(channel):
         number += 1
-        files.put(request["files"])
-        attempt = program.run_cell(request["code"], names, f"cell{number}.py")
+        attempt = program.Attempt()
+        try:
+            files.put(request["files"])
+        except ValueError as error:
+            os.write(2, f"{error}\n".encode(errors="replace"))
+            attempt.exit_code = 1
+        else:
+            attempt = program.run_cell(request["code"], names, f"cell{number}.py")
         program.flush()
-        collected = files.collect(request["patterns"], request["max_bytes"])
-        _send(channel, {"exit_code": attempt.exit_code, **collected})
+        _send(channel, files.collect(attempt.exit_code, request["patterns"], request["max_bytes"]))
         if attempt.left:
             program.leave(attempt.exit_code)
     program.leave(0)
@@ -33,20 +38,19 @@ def _receive(channel: int) -> dict[str, Any] | None:
     header = _exactly(channel, HEADER.size)
     if len(header) < HEADER.size:
         return None
-    content: dict[str, Any] = json.loads(_exactly(channel, HEADER.unpack(header)[0]))
+    content: dict[str, Any] = marshal.loads(_exactly(channel, HEADER.unpack(header)[0]))
     return content
 
 
 def _exactly(channel: int, count: int) -> bytes:
     """`count` bytes, or fewer at the end of the channel."""
-    data = b""
+    data = bytearray()
     while len(data) < count and (piece := os.read(channel, count - len(data))):
         data += piece
-    return data
+    return bytes(data)
 
 
-def _send(channel: int, content: dict[str, Any]) -> None:
-    data = json.dumps(content).encode()
-    data = HEADER.pack(len(data)) + data
-    while data:
-        data = data[os.write(channel, data) :]
+def _send(channel: int, data: bytes) -> None:
+    left = memoryview(HEADER.pack(len(data)) + data)
+    while left:
+        left = left[os.write(channel, left) :]

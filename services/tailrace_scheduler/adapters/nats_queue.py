@@ -1,13 +1,16 @@
 """The work queue of episodes and the stream of events in JetStream."""
 
 from collections.abc import Sequence
+from functools import partial
 
+import msgspec
 import nats.js.errors
-from nats.js.api import RawStreamMsg
+from nats.aio.msg import Msg
 
 from tailrace.bus import Bus
 from tailrace.bus.streams import retry_while_away
 from tailrace.log import get_logger
+from tailrace.tracing import episode
 from tailrace_protos import subjects
 from tailrace_protos.base import MalformedMessageError, decode, encode
 from tailrace_protos.episode import EpisodeTask
@@ -16,6 +19,9 @@ from tailrace_protos.subjects import Phase
 
 log = get_logger(__name__)
 
+_READ_BATCH = 1000  # messages
+_READ_TIMEOUT_S = 5.0
+_SEQUENCE_HEADER = "Nats-Sequence"
 MAX_BATCH_BYTES = 512 * 1024  # half of what nats-server takes by default
 
 
@@ -37,7 +43,8 @@ class NatsQueue:
             [
                 (subjects.episodes(self._run, task.phase), task, f"{self._run}.{task.message_id}")
                 for task in tasks
-            ]
+            ],
+            [episode(task.episode_id) for task in tasks],
         )
 
     async def count(self, phase: Phase) -> int | None:
@@ -52,29 +59,40 @@ class NatsQueue:
             return None
         return (info.state.subjects or {}).get(subject, 0)
 
-    async def held(self, phase: Phase) -> set[str]:
-        """Episode ids of all messages of the phase, read one by one."""
-        subject = subjects.episodes(self._run, phase)
-        held: set[str] = set()
-        seq = 1
-        while (message := await self._next(subject, seq)) is not None:
-            assert message.seq is not None
-            seq = message.seq + 1
-            try:
-                held.add(decode(message.data or b"", EpisodeTask).episode_id)
-            except MalformedMessageError as error:
-                log.error("malformed episode in the queue", seq=message.seq, reason=str(error))
+    async def held(self, phase: Phase) -> dict[str, EpisodeTask]:
+        """Tasks of all messages of the phase by episode id, a thousand in a round trip."""
+        held: dict[str, EpisodeTask] = {}
+        seq, is_more = 1, True
+        while is_more:
+            batch = partial(self._read, subjects.episodes(self._run, phase), seq)
+            messages, is_more = await retry_while_away("list episodes", batch)
+            for message in messages:
+                seq = int((message.headers or {})[_SEQUENCE_HEADER]) + 1
+                try:
+                    task = decode(message.data, EpisodeTask)
+                    held[task.episode_id] = task
+                except MalformedMessageError as error:
+                    log.error("malformed episode in the queue", seq=seq - 1, reason=str(error))
         return held
 
-    async def _next(self, subject: str, seq: int) -> RawStreamMsg | None:
-        """The first message of the subject from `seq` on."""
-        get = self._bus.jetstream.get_msg
+    async def _read(self, subject: str, seq: int) -> tuple[list[Msg], bool]:
+        """Messages of the subject from `seq` on, and whether there are more."""
+        client = self._bus.connection.client
+        inbox = client.new_inbox()
+        answers = await client.subscribe(inbox)
+        ask = {"seq": seq, "batch": _READ_BATCH, "next_by_subj": subject}
+        messages: list[Msg] = []
         try:
-            return await retry_while_away(
-                "list episodes", lambda: get(self._stream, seq=seq, subject=subject, next=True)
-            )
-        except nats.js.errors.NotFoundError:
-            return None
+            api = f"$JS.API.DIRECT.GET.{self._stream}"
+            await client.publish(api, msgspec.json.encode(ask), reply=inbox)
+            while True:
+                answer = await answers.next_msg(_READ_TIMEOUT_S)
+                headers = answer.headers or {}
+                if _SEQUENCE_HEADER not in headers:  # the end, or no (further) message
+                    return messages, int(headers.get("Nats-Num-Pending", 0)) > 0
+                messages.append(answer)
+        finally:
+            await answers.unsubscribe()
 
     async def announce(self, events: Sequence[Event]) -> None:
         """Publish one message for all events, or several where one would be too large."""

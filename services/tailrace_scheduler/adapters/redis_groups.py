@@ -1,7 +1,7 @@
 """Groups, attempts and events in Redis, as the shared store keeps them."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -32,6 +32,14 @@ class RedisGroups:
     async def next_group_index(self) -> int:
         """Place in the data order of the first train group never recorded."""
         return (await self._buffer.counters()).next_group_index
+
+    async def begin(self, steps: Mapping[str, int], *, defer: bool = False) -> None:
+        """Note the optimizer step of the first tokens of open groups; `defer`: the new step wins."""
+        await self._buffer.begin_groups(steps, defer=defer)
+
+    async def places_kept(self) -> int:
+        """Places of the learner's step for which it found no group that it may take."""
+        return (await self._buffer.counters()).places_kept
 
     async def settle(
         self, group_id: str, members: Sequence[int], outcome: Outcome, reason: str

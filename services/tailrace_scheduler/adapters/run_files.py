@@ -123,6 +123,9 @@ class MetricsFile:
 
     def recover(self, expected: Sequence[Row]) -> None:
         """Make the file hold the rows that the events tell of, keeping what rows it has of them."""
+        # Another scheduler may have replaced the file since this one opened it.
+        self._file.close()
+        self._file = LineFile(self._path)
         found = [_row_decoder.decode(line) for line in self._file.recover()]
         known = {(row.get("step"), row.get("policy_version")): row for row in found}
         self._rows = [known.get((row["step"], row["policy_version"]), row) for row in expected]

@@ -7,10 +7,7 @@ groups too, since each of them will wait for the learner.
 """
 
 import sys
-from typing import NamedTuple
-
-from tailrace.config import RunConfig
-from tailrace_scheduler.config import SchedulerConfig
+from typing import NamedTuple, Protocol
 
 CREDIT = "credit"
 BUFFER = "buffer"
@@ -45,10 +42,38 @@ class Admission(NamedTuple):
     blocked_by: str
 
 
+class CreditBounds(Protocol):
+    """Numbers of a run that bound admission by staleness."""
+
+    @property
+    def max_staleness(self) -> int:
+        """Optimizer steps that a trained token may be old."""
+
+    @property
+    def groups_per_step(self) -> int:
+        """Groups of an optimizer step."""
+
+    @property
+    def max_steps(self) -> int:
+        """Last optimizer step."""
+
+
+class BufferBounds(Protocol):
+    """Numbers of a run that bound admission by the trajectory buffer."""
+
+    @property
+    def max_buffered_groups(self) -> int:
+        """Groups that may run or wait; 0: no bound."""
+
+    @property
+    def max_buffered_bytes(self) -> int:
+        """Bytes that may wait."""
+
+
 class AdmissionRule:
     """The bounds of one run."""
 
-    def __init__(self, run: RunConfig, config: SchedulerConfig) -> None:
+    def __init__(self, run: CreditBounds, config: BufferBounds) -> None:
         self._run = run
         self._config = config
 
@@ -74,7 +99,7 @@ class AdmissionRule:
 
     def _room(self, buffer: BufferState) -> int:
         held = buffer.num_ready + buffer.num_running
-        by_groups = self._config.max_buffered_groups - held
+        by_groups = (self._config.max_buffered_groups or sys.maxsize) - held
         expected = buffer.ready_bytes + buffer.num_running * buffer.mean_group_bytes
         free_bytes = self._config.max_buffered_bytes - expected
         by_bytes = int(free_bytes // max(buffer.mean_group_bytes, 1.0))

@@ -2,15 +2,22 @@
 
 from typing import NamedTuple
 
-from tailrace_protos.episode import Outcome
+from tailrace_protos.episode import EpisodeTask, Outcome
 from tailrace_protos.event import EventBody
+from tailrace_scheduler.core.streams.decisions import ProbeServer
 from tailrace_scheduler.ports import GroupPlan
 
 
 class AdmitGroup(NamedTuple):
-    """Record this group, then publish the episodes of its unsettled members."""
+    """Record this group; its members are published when they get servers."""
 
     plan: GroupPlan
+
+
+class PublishEpisode(NamedTuple):
+    """Publish an episode, with its first server."""
+
+    task: EpisodeTask
 
 
 class SettleMembers(NamedTuple):
@@ -30,6 +37,18 @@ class Republish(NamedTuple):
     reason: str
 
 
+class BeginGroups(NamedTuple):
+    """Note the optimizer step at which each of these groups got its first server, before it starts."""
+
+    steps: tuple[tuple[str, int], ...]  # group id and step
+
+
+class DeferGroups(NamedTuple):
+    """Let these groups be older than the bound: the learner does not keep places for them now."""
+
+    steps: tuple[tuple[str, int], ...]  # group id and the step that counts as that of its first tokens
+
+
 class Emit(NamedTuple):
     """Write an event into the outbox; an id is written once only."""
 
@@ -45,4 +64,14 @@ class DrainServer(NamedTuple):
     reason: str
 
 
-Decision = AdmitGroup | SettleMembers | Republish | Emit | DrainServer
+StoreDecision = (
+    AdmitGroup
+    | PublishEpisode
+    | BeginGroups
+    | DeferGroups
+    | SettleMembers
+    | Republish
+    | Emit
+    | DrainServer
+)
+Decision = StoreDecision | ProbeServer

@@ -1,19 +1,28 @@
 """The groups that are open: recorded, and not all members settled.
 
-Every group closes: when its last member settles, or at its deadline, which moves while an agent outside
-of the cluster has still to lease one of its episodes. What has not settled then is
-`cancelled` where the group has enough valid members without it, and a `timeout` where it has not.
+A member is published when it gets a server; until then it costs its place in the group's range. Every
+group closes: when its last member settles, or at its deadline, `timeout_s` after its last member was
+published. The deadline moves while an agent outside of the cluster has still to lease one of its
+episodes. What has not settled then is `cancelled` where the group has enough valid members without it,
+and a `timeout` where it has not.
 """
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from tailrace_protos.episode import Outcome
+import msgspec
+
+from tailrace_protos.episode import EpisodeTask, Lease, Outcome
 from tailrace_protos.event import EpisodeRedelivered, EpisodeSettled
 from tailrace_protos.subjects import PHASES, Phase
-from tailrace_scheduler.core.decisions import Republish, SettleMembers
+from tailrace_scheduler.core.decisions import DeferGroups, Republish, SettleMembers
+from tailrace_scheduler.core.streams.decisions import ProbeServer
 from tailrace_scheduler.ports import GroupPlan
+
+WAITING_CHECK_S = 1.0  # least time between two looks at the deadline of a group that waits for servers
+NOTHING: Mapping[int, EpisodeTask] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -24,6 +33,7 @@ class OpenGroup:
     deadline_unix_s: float
     settled: dict[int, Outcome] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)  # of members that went out again
+    published: set[int] = field(default_factory=set)
     closing: bool = False  # its close was decided
 
     @property
@@ -32,9 +42,30 @@ class OpenGroup:
         return sum(outcome.is_valid for outcome in self.settled.values())
 
     @property
+    def now(self) -> GroupPlan:
+        """The plan with what has settled."""
+        return msgspec.structs.replace(self.plan, settled=dict(self.settled))
+
+    @property
     def unsettled(self) -> tuple[int, ...]:
         """Members that have not ended."""
         return tuple(member for member in range(len(self.plan.tasks)) if member not in self.settled)
+
+    @property
+    def outstanding(self) -> tuple[int, ...]:
+        """Members that were published and have not ended."""
+        return tuple(sorted(self.published - self.settled.keys()))
+
+    @property
+    def num_waiting(self) -> int:
+        """Members that wait for their first server."""
+        return len(self.plan.tasks) - len(self.published | self.settled.keys())
+
+    def episode(self, member: int, lease: Lease) -> EpisodeTask:
+        """The task of a member, with its first server."""
+        plan = msgspec.structs.replace(self.plan, deadline_unix_s=self.deadline_unix_s)
+        task = plan.episode(member, self.attempts.get(member, 0))
+        return msgspec.structs.replace(task, lease=lease)
 
 
 class GroupBook:
@@ -57,20 +88,43 @@ class GroupBook:
         return self._num_open[phase]
 
     def num_unsettled(self, phase: Phase) -> int:
-        """Episodes of a phase that have not ended."""
+        """Published episodes of a phase that have not ended."""
         return self._num_unsettled[phase]
 
-    def add(self, plan: GroupPlan) -> bool:
-        """A group was decided on, or found open after a restart; False for a known one, which stays."""
+    @property
+    def num_waiting(self) -> int:
+        """Episodes of all groups that wait for their first server."""
+        return sum(group.num_waiting for group in self._open.values())
+
+    def add(self, plan: GroupPlan, queued: Mapping[int, EpisodeTask] = NOTHING) -> OpenGroup | None:
+        """A group was decided on, or found open after a restart; None for a known one, which stays.
+
+        `queued`: tasks that the work queue holds, by member.
+        """
         if plan.group_id in self._open:
-            return False
-        deadline_s = plan.deadline_unix_s
-        group = OpenGroup(plan, deadline_s, dict(plan.settled), dict(enumerate(plan.attempts)))
+            return None
+        deadline_s = max((task.deadline_unix_s for task in queued.values()), default=0.0)
+        deadline_s = max(deadline_s, plan.deadline_unix_s)
+        group = OpenGroup(
+            plan, deadline_s, dict(plan.settled), dict(enumerate(plan.attempts)), set(queued)
+        )
         self._open[plan.group_id] = group
         self._num_open[plan.phase] += 1
-        self._num_unsettled[plan.phase] += len(group.unsettled)
+        self._num_unsettled[plan.phase] += len(group.outstanding)
         heapq.heappush(self._deadlines, (deadline_s, plan.group_id))
-        return True
+        return group
+
+    def publish(self, episode_id: str, now_s: float) -> tuple[OpenGroup, int] | None:
+        """A member got its first server; None if it may no longer be played."""
+        group_id, _, number = episode_id.rpartition(".")
+        group, member = self._open.get(group_id), int(number)
+        if group is None or group.closing or member in group.settled:
+            return None
+        if member not in group.published:
+            group.published.add(member)
+            self._num_unsettled[group.plan.phase] += 1
+        group.deadline_unix_s = max(group.deadline_unix_s, now_s + group.plan.timeout_s)
+        return group, member
 
     def postpone(self, group_id: str, deadline_unix_s: float) -> None:
         """Move the deadline of an open group, never forward."""
@@ -83,7 +137,7 @@ class GroupBook:
         group = self._open.get(event.group_id)
         if group is not None and event.member not in group.settled:
             group.settled[event.member] = event.outcome
-            self._num_unsettled[group.plan.phase] -= 1
+            self._num_unsettled[group.plan.phase] -= event.member in group.published
 
     def redeliver(self, event: EpisodeRedelivered) -> None:
         """A member went out again."""
@@ -97,7 +151,7 @@ class GroupBook:
         group = self._open.pop(group_id, None)
         if group is not None:
             self._num_open[group.plan.phase] -= 1
-            self._num_unsettled[group.plan.phase] -= len(group.unsettled)
+            self._num_unsettled[group.plan.phase] -= len(group.outstanding)
         return group
 
     def due(self, now_s: float) -> list[SettleMembers]:
@@ -108,12 +162,28 @@ class GroupBook:
             group = self._open.get(group_id)
             if group is None or group.closing:
                 continue
+            if group.num_waiting:  # its time begins when the last of it has a server
+                group.deadline_unix_s = now_s + max(group.plan.timeout_s, WAITING_CHECK_S)
             if group.deadline_unix_s > now_s:
                 heapq.heappush(self._deadlines, (group.deadline_unix_s, group_id))
                 continue
             group.closing = True
             decided.append(_close_at_deadline(group))
         return decided
+
+    def close_early(
+        self, decided: Iterable[SettleMembers | DeferGroups | ProbeServer]
+    ) -> list[SettleMembers | DeferGroups | ProbeServer]:
+        """Decisions that still hold; a group of which they end all members is closing from now on."""
+        kept = []
+        for one in decided:
+            group = self._open.get(one.group_id) if isinstance(one, SettleMembers) else None
+            if group is not None and group.closing:
+                continue
+            if group is not None and isinstance(one, SettleMembers):
+                group.closing = set(one.members) >= set(group.unsettled)
+            kept.append(one)
+        return kept
 
     def cancel(
         self, phase: Phase, reason: str, chosen: Callable[[str], bool] = lambda group_id: True
@@ -140,7 +210,7 @@ def _close_at_deadline(group: OpenGroup) -> SettleMembers:
 
 
 class Reconciler:
-    """Finds lost episodes: unsettled, not in the work queue, and not at a live worker.
+    """Finds lost episodes: published, unsettled, not in the work queue, and not at a live worker.
 
     The work queue keeps a message until its episode has settled, so it holds what is queued or played.
     An episode counts as lost when it is missing in two comparisons in a row; what was published between
@@ -166,7 +236,7 @@ class Reconciler:
         decided: list[Republish | SettleMembers] = []
         missing: set[str] = set()
         for group in groups:
-            for member in group.unsettled:
+            for member in group.outstanding:
                 episode_id = f"{group.plan.group_id}.{member}"
                 if group.closing or episode_id in queued or is_held(episode_id):
                     continue
@@ -178,6 +248,7 @@ class Reconciler:
 
     def _decide(self, group: OpenGroup, member: int) -> Republish | SettleMembers:
         if group.attempts.get(member, 0) + 1 < self._max_attempts:
-            return Republish(group.plan, member, "the work queue no longer held it")
+            plan = msgspec.structs.replace(group.plan, deadline_unix_s=group.deadline_unix_s)
+            return Republish(plan, member, "the work queue no longer held it")
         reason = f"lost by the work queue or dead-lettered in {self._max_attempts} attempts"
         return SettleMembers(group.plan.group_id, (member,), Outcome.INFRA_FAILURE, reason)

@@ -1,13 +1,14 @@
 """Health of inference servers: the ones that may take episodes.
 
-A server is healthy while it is READY, its heartbeat is fresh, and its callers do not report that it
-fails. A server whose recent calls mostly failed is suspended, each time for longer. Then it is on
-probation with a few leases until a call succeeds. So a server that fails fast, and is therefore idle,
-attracts no episodes. A server that samples from other weights than it reports is not used again until
-its process restarts.
+A server is alive while it is READY and its heartbeat is fresh. A server whose recent calls mostly
+failed is suspended, each time for longer, and gets nothing until a probe succeeds: one that fails fast,
+and is therefore idle, attracts no episodes. A server that samples from other weights than it reports is
+not used again until its process restarts. A server whose weights are much older than those of another
+one keeps its episodes, and gets new ones when it has caught up.
 """
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tailrace_protos.control import ServerState, ServerStatus
@@ -17,7 +18,6 @@ MIN_FAILURES = 3.0  # fewer may be the calls' own fault
 SUSPEND_AT_RATE = 0.5
 FIRST_SUSPENSION_S = 1.0
 LONGEST_SUSPENSION_S = 60.0
-PROBATION_LEASES = 2
 ASK_TO_LEAVE_AGAIN_S = 10.0
 
 
@@ -64,13 +64,13 @@ class CallHistory:
 
 
 class ServerHealth:
-    """The registry as last seen, and what callers report beside it."""
+    """The registry as last seen, and the servers that the learner distrusts."""
 
-    def __init__(self, server_timeout_s: float) -> None:
+    def __init__(self, server_timeout_s: float, max_version_spread: int = sys.maxsize) -> None:
         self._timeout_s = server_timeout_s
+        self._max_version_spread = max_version_spread
         self._statuses: dict[str, ServerStatus] = {}
         self._heard_s: dict[str, float] = {}  # by our own clock, so that clocks may differ
-        self._records: dict[str, CallHistory] = {}
         self._distrusted: set[tuple[str, str]] = set()  # server id and incarnation
         self._asked_s: dict[tuple[str, str], float] = {}  # when it was last told to leave
 
@@ -88,13 +88,6 @@ class ServerHealth:
             self._heard_s[status.server_id] = now_s
         self._statuses[status.server_id] = status
         return before
-
-    def report(self, server_id: str, failures: int, successes: int, now_s: float) -> None:
-        """Callers saw calls to a server end."""
-        if server_id in self._statuses:
-            self._records.setdefault(server_id, CallHistory(updated_s=now_s)).report(
-                failures, successes, now_s
-            )
 
     def distrust(self, server_id: str, incarnation: str) -> None:
         """Never use this start of the server again."""
@@ -114,36 +107,32 @@ class ServerHealth:
 
     def is_alive(self, server_id: str, now_s: float) -> bool:
         """Tell whether it reports READY, did so lately, and is not distrusted."""
-        status = self._statuses.get(server_id)
-        is_trusted = status is None or (server_id, status.incarnation) not in self._distrusted
-        return is_trusted and self._serves(server_id, now_s)
-
-    def _serves(self, server_id: str, now_s: float) -> bool:
-        status = self._statuses.get(server_id)
-        fresh = now_s - self._heard_s.get(server_id, -1e18) <= self._timeout_s
-        return status is not None and status.state is ServerState.READY and fresh
+        is_known = server_id in self._statuses
+        return is_known and self._is_trusted(server_id) and self._serves(server_id, now_s)
 
     def alive(self, now_s: float) -> list[ServerStatus]:
         """Servers that are usable by their own report: those that must apply new weights."""
         return [status for one, status in self._statuses.items() if self.is_alive(one, now_s)]
 
-    def record(self, server_id: str) -> CallHistory:
-        """Reports of its callers."""
-        return self._records.get(server_id) or CallHistory()
+    def present(self, now_s: float) -> list[str]:
+        """Servers that are alive or drain: what they hold is there."""
+        return [one for one in self._statuses if self._is_trusted(one) and self._is_there(one, now_s)]
 
-    def is_usable(self, server_id: str, now_s: float) -> bool:
-        """Tell whether it is alive and not suspended."""
-        return self.is_alive(server_id, now_s) and now_s >= self.record(server_id).suspended_until_s
+    def lagging(self, now_s: float, suspended: Collection[str] = ()) -> list[ServerStatus]:
+        """Alive servers that lie more than the bound behind the newest version on a usable one."""
+        alive = self.alive(now_s)
+        newest = max(
+            (one.policy_version for one in alive if one.server_id not in suspended), default=-1
+        )
+        return [one for one in alive if newest - one.policy_version > self._max_version_spread]
 
-    def may_take_more(self, server_id: str, num_leases: int) -> bool:
-        """Tell whether a usable server that holds `num_leases` may take one more."""
-        return not self.record(server_id).on_probation or num_leases < PROBATION_LEASES
+    def _is_trusted(self, server_id: str) -> bool:
+        return (server_id, self._statuses[server_id].incarnation) not in self._distrusted
 
-    def retry_after_s(self, now_s: float) -> float:
-        """Seconds to wait while nothing can be placed: at most until the next suspension ends."""
-        waits = [
-            record.suspended_until_s - now_s
-            for one, record in self._records.items()
-            if self.is_alive(one, now_s) and record.suspended_until_s > now_s
-        ]
-        return min(max(min(waits, default=0.5), 0.05), 5.0)
+    def _is_there(self, server_id: str, now_s: float) -> bool:
+        is_fresh = now_s - self._heard_s.get(server_id, -1e18) <= self._timeout_s
+        return is_fresh and self._statuses[server_id].state is not ServerState.STARTING
+
+    def _serves(self, server_id: str, now_s: float) -> bool:
+        is_ready = self._statuses[server_id].state is ServerState.READY
+        return is_ready and self._is_there(server_id, now_s)

@@ -166,6 +166,14 @@ def _low_entropy(seen: Seen) -> float | None:
     return min(0.1 * seen.entropy.first, 0.05) / max(mean, 1e-9)
 
 
+def _high_entropy(seen: Seen) -> float | None:
+    """At least 1 when it is twice the first and half a nat above it."""
+    mean, first = seen.entropy.mean, seen.entropy.first
+    if mean is None or first <= 0:
+        return None
+    return min(mean / (2.0 * first), (mean - first) / 0.5)
+
+
 def _masked(seen: Seen) -> float | None:
     names = [name for name in seen.metric_names if name.endswith("_masked_fraction")]
     shares = [share for name in names if (share := seen.mean(name)) is not None]
@@ -262,6 +270,15 @@ HINTS = (
         0.6,
         "the policy's entropy fell from {seen.entropy.first:.3f} to {seen.entropy.mean:.3f} nats a "
         "token: it hardly explores. Raise learner.entropy_loss_coef or learner.pg_clip_high, or lower "
+        "learner.training_args.learning_rate",
+    ),
+    Hint(
+        "high_entropy",
+        _high_entropy,
+        1.0,
+        0.6,
+        "the policy's entropy rose from {seen.entropy.first:.3f} to {seen.entropy.mean:.3f} nats a "
+        "token: its replies lose their form. Lower learner.entropy_loss_coef or "
         "learner.training_args.learning_rate",
     ),
     Hint(

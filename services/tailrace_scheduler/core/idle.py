@@ -6,9 +6,10 @@ each of the n engines count 1/(1 + n).
 
 *Engines* report their idle and busy seconds with every heartbeat; what was idle gets the cause that
 `engine_cause` sees then. Heartbeats and intervals do not coincide: what an interval lacks is filled
-with the latest mixture and taken off the next heartbeats. The *learner* reports its busy seconds with
-each step; the rest of the interval is idle and is split like the moments in which `learner_cause` saw
-it wait.
+with the latest mixture and taken off the next heartbeats; what it leaves goes to the next interval, the
+oldest seconds first, but no more than a heartbeat's: older ones lie before the interval. The *learner*
+reports its busy seconds with each step; the rest of the interval is idle and is split like the moments
+in which `learner_cause` saw it wait.
 
 The cause at a moment, by the first rule that holds:
 
@@ -22,10 +23,12 @@ The cause at a moment, by the first rule that holds:
 | anything else: queued, on the wire, settling | the same | transport |
 """
 
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
 
 from tailrace_protos.control import AgentActivity, ServerState, ServerStatus
+from tailrace_protos.subjects import PHASES, Phase
 from tailrace_scheduler.core.admission import WEIGHTS
 
 Cause = Literal["credit", "straggler", "tool", "reward", "weights", "transport"]
@@ -57,6 +60,7 @@ class Activities:
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
         self._newest: dict[str, tuple[float, AgentActivity]] = {}
+        self._has_workers = False
 
     def heard(self, activity: AgentActivity, now_s: float) -> None:
         """A worker said what its episodes do."""
@@ -71,6 +75,14 @@ class Activities:
             sum(one.num_in_reward for one in ours),
             sum(one.num_settling for one in ours),
         )
+
+    def max_episodes(self, now_s: float) -> dict[Phase, int]:
+        """Episodes of each phase that all workers play at once; empty: no worker has said."""
+        most: Counter[Phase] = Counter()
+        for one in self._heard(now_s):
+            most.update(one.max_episodes)
+        self._has_workers |= bool(most)
+        return {phase: most[phase] for phase in PHASES} if self._has_workers else {}
 
     def num_waiting(self, now_s: float) -> int:
         """Groups with an episode that no agent outside of the cluster has leased yet."""
@@ -142,7 +154,10 @@ class IdleLedger:
     def __init__(self, now_s: float) -> None:
         self._ticked_s = now_s
         self._learner: Accounts = {}  # seconds seen waiting, by cause
-        self._engines: Accounts = {}  # engine seconds not given to an interval yet
+        self._engines: deque[Accounts] = (
+            deque()
+        )  # seconds not given out yet, by heartbeat, oldest first
+        self._beat_s = 0.0  # length of the latest heartbeat
         self._mixture: Accounts = {"transport": 1.0}  # of the latest heartbeat; sums to 1
         self._debt_s = 0.0  # engine seconds given out before they were reported
         self._learner_cause: Cause = "transport"
@@ -165,13 +180,15 @@ class IdleLedger:
         self._mixture = {engine_cause(now, status): idle_s / total_s, "engine": busy_s / total_s}
         paid_s = min(self._debt_s, total_s)
         self._debt_s -= paid_s
-        _add(self._engines, self._mixture, total_s - paid_s)
+        self._beat_s = total_s
+        if total_s > paid_s:
+            self._engines.append(_scaled(self._mixture, total_s - paid_s))
 
     def cut(self, wall_s: float, learner_busy_s: float, num_engines: int) -> Accounts:
         """Close an interval of `wall_s`: seconds of each account, which sum to it."""
         total: Accounts = dict.fromkeys(ACCOUNTS, 0.0)
         _add(total, self._cut_learner(wall_s, min(max(learner_busy_s, 0.0), wall_s)))
-        _add(total, self._cut_engines(wall_s * num_engines))
+        _add(total, self._cut_engines(num_engines, wall_s))
         return {account: seconds / (1 + num_engines) for account, seconds in total.items()}
 
     def _cut_learner(self, wall_s: float, busy_s: float) -> Accounts:
@@ -184,17 +201,38 @@ class IdleLedger:
         _add(learner, shares, wall_s - busy_s)
         return learner
 
-    def _cut_engines(self, wanted_s: float) -> Accounts:
-        held_s = sum(self._engines.values())
-        given: Accounts = {}
-        if held_s > wanted_s:
-            _add(given, self._engines, wanted_s / held_s)
-            _add(self._engines, given, -1.0)
-            return given
-        given, self._engines = self._engines, {}
-        self._debt_s += wanted_s - held_s
-        _add(given, self._mixture, wanted_s - held_s)
+    def _cut_engines(self, num_engines: int, wall_s: float) -> Accounts:
+        wanted_s = wall_s * num_engines
+        given = self._take(wanted_s)
+        lacking_s = wanted_s - sum(given.values())
+        if lacking_s > 0.0 and not self._engines:
+            self._debt_s += lacking_s
+            _add(given, self._mixture, lacking_s)
+        self._take(sum(map(_seconds, self._engines)) - self._beat_s * max(num_engines, 1))
         return given
+
+    def _take(self, wanted_s: float) -> Accounts:
+        """Remove the oldest engine seconds: at most `wanted_s`, fewer if fewer are there."""
+        taken: Accounts = {}
+        while self._engines and wanted_s > 0.0:
+            oldest = self._engines.popleft()
+            held_s = _seconds(oldest)
+            if wanted_s < held_s:
+                share = wanted_s / held_s
+                _add(taken, oldest, share)
+                self._engines.appendleft(_scaled(oldest, 1.0 - share))
+                break  # what rounding leaves of `wanted_s` would be taken for ever
+            _add(taken, oldest)
+            wanted_s -= held_s
+        return taken
+
+
+def _seconds(accounts: Accounts) -> float:
+    return sum(accounts.values())
+
+
+def _scaled(accounts: Accounts, factor: float) -> Accounts:
+    return {account: seconds * factor for account, seconds in accounts.items()}
 
 
 def _add(accounts: Accounts, more: Mapping[Account, float], factor: float = 1.0) -> None:

@@ -74,7 +74,7 @@ class Standing(NamedTuple):
     is_started: bool  # by a learner
     is_current: bool  # all servers serve the newest weights
     learner_has_work: bool
-    num_open: int  # episodes that have not ended
+    num_open: int  # published episodes that have not ended
     num_waiting: int = 0  # groups with an episode that no agent outside has leased yet
 
     def waits_for(self) -> tuple[str, str]:
@@ -93,6 +93,9 @@ class Standing(NamedTuple):
         if self.num_open:
             num_played = self.counts.num_episodes_running
             text = f"{self.num_open} episodes do not end, agents workers play {num_played} of them"
+            return "agents", f"{text} (agents*.log)"
+        if self.counts.num_groups_running:
+            text = "episodes wait for an agents worker, or for room on an inference server"
             return "agents", f"{text} (agents*.log)"
         if self.counts.phase == "finishing":
             return "learner", "the last checkpoint is missing (learner.log)"

@@ -34,6 +34,7 @@ LEARNER_KEYS = (
     "entropy",
     "kl",
     "mismatch_kl",
+    "mismatch_correlation",
     "behaviour_kl",
     "staleness_mean",
     "staleness_max",

@@ -17,9 +17,9 @@ from tailrace_protos.control import (
     RunStatus,
     ServerStatus,
 )
+from tailrace_protos.episode import EpisodeTask
 from tailrace_protos.event import (
     CheckpointSaved,
-    EpisodeRedelivered,
     EpisodeSettled,
     EvaluationFinished,
     EvaluationStarted,
@@ -44,16 +44,21 @@ from tailrace_scheduler.core.admission import (
     ServerView,
     is_current,
 )
-from tailrace_scheduler.core.decisions import AdmitGroup, Decision, DrainServer, Emit, SettleMembers
+from tailrace_scheduler.core.decisions import (
+    AdmitGroup,
+    Decision,
+    DrainServer,
+    Emit,
+    SettleMembers,
+)
+from tailrace_scheduler.core.ending import RunEnd
 from tailrace_scheduler.core.evaluation import EvaluationPlan, evaluation_of
-from tailrace_scheduler.core.groups import GroupBook, Reconciler
-from tailrace_scheduler.core.health import ServerHealth
-from tailrace_scheduler.core.idle import Activities, IdleLedger, Situation
+from tailrace_scheduler.core.flow import EpisodeFlow
+from tailrace_scheduler.core.idle import IdleLedger, Situation
 from tailrace_scheduler.core.lineage import Lineage
-from tailrace_scheduler.core.placement import Placement
-from tailrace_scheduler.core.run_health import WARM_START, Counts, Standing
+from tailrace_scheduler.core.run_health import Counts, Standing
 from tailrace_scheduler.core.run_log import Change, CutIdle, RunLog
-from tailrace_scheduler.core.tasks import TaskSource
+from tailrace_scheduler.core.tasks import TaskSource, TrainGroups
 from tailrace_scheduler.core.vitals import Vitals
 from tailrace_scheduler.ports import GroupPlan
 
@@ -73,22 +78,17 @@ class SchedulerCore:
         )
         self._rule = AdmissionRule(run, config)
         self._lineage = Lineage()
-        self._groups = GroupBook()
         self._evaluations = EvaluationPlan(run, config, self._tasks)
-        self._health = ServerHealth(config.server_timeout_s)
-        self._placement = Placement(self._health, config.lease_ttl_s)
-        self._activities = Activities(config.lease_ttl_s)
+        self._flow = EpisodeFlow(run, config)
+        self._groups, self._health = self._flow.groups, self._flow.health
+        self._activities = self._flow.activities
         self._idle = IdleLedger(now_s)
-        self._reconcilers = {phase: Reconciler(config.max_attempts) for phase in PHASES}
         self._log = RunLog(self._evaluations.is_due)
         self._vitals = Vitals(run, config, now_s)
-        self._failed: RunFailed | None = None
-        self._num_failed_ends = 0  # of the run, in its log
-        self._next_index = 0  # of train groups
-        self._highest_index = -1  # ever admitted, also in a Redis that is gone
+        self._end = RunEnd(run.max_steps)
+        self._train_groups = TrainGroups(run, config, self._tasks)
         self._stale_evaluations: set[str] = set()
         self._blocked_by = WEIGHTS
-        self._is_finished = self._end_decided = False
         self.has_model = False
         """The learner has written the model card to Redis: it prepares the first weights now."""
 
@@ -100,7 +100,7 @@ class SchedulerCore:
             change for event in events for change in self._apply(event, lambda wall_s, busy_s: {})
         ]
         self._vitals.take_hints()
-        self._failed = None  # a run that is started again may succeed
+        self._end.failed = None  # a run that is started again may succeed
         return changes
 
     def on_event(self, event: Event, now_s: float) -> list[Change]:
@@ -112,57 +112,68 @@ class SchedulerCore:
             kinds = ("learner", "engine")
             return {f"{'busy' if name in kinds else 'idle'}/{name}": s for name, s in accounts.items()}
 
+        self._flow.hear(event.body, now_s)
         return self._apply(event, cut_idle)
 
+    def learner_waits(self, num_places: int) -> None:
+        """The learner keeps so many places of its step for open groups; 0: it does not wait."""
+        self._flow.feed.learner_waits(num_places)
+
     def adopt(
-        self, open_groups: Sequence[GroupPlan], next_group_index: int, now_s: float
+        self,
+        open_groups: Sequence[GroupPlan],
+        next_group_index: int,
+        queued: Collection[EpisodeTask],
+        now_s: float,
     ) -> list[Decision]:
         """Take over what Redis knows after a restart; call it once all old events have been applied.
 
-        Returns what a scheduler that died between recording a group and publishing it left undone.
+        `queued`: tasks in the work queue, read before the groups: an unsettled one that is not among
+        them was never published, or lost. Returns evaluation groups that were not recorded.
         """
         self._vitals.health.begin(now_s)
-        if next_group_index == 0 and self._highest_index >= 0:
+        if next_group_index == 0 and self._train_groups.highest_index >= 0:
             self._lineage.forget()
-            self._is_finished = False
-        self._next_index = max(next_group_index, self._lineage.next_group_index)
-        for plan in open_groups:
-            self._groups.add(plan)
-            # Whether one still waits for an agent outside is told by the workers' next reports.
-            self._groups.postpone(plan.group_id, now_s + self._config.lease_ttl_s)
+            self._end.is_finished = False
+        self._train_groups.next_index = max(next_group_index, self._lineage.next_group_index)
+        self._flow.adopt(open_groups, queued, self._lineage.step, now_s)
         return [
             AdmitGroup(plan)
             for event, closed in self._evaluations.unclosed()
             for plan in self._evaluations.groups_of(event, now_s)
-            if plan.group_id not in closed and self._groups.add(plan)
+            if plan.group_id not in closed and self._flow.open(plan, now_s)
         ]
 
     def on_status(self, status: ServerStatus, now_s: float) -> None:
         """An inference server's heartbeat."""
-        before = self._health.heard(status, now_s)
+        before = self._flow.on_status(status, now_s)
         if before is not None:
             self._idle.heartbeat(self._situation(now_s), before, status)
 
     def on_activity(self, activity: AgentActivity, now_s: float) -> None:
         """Take the activity of an agents worker's episodes."""
-        self._activities.heard(activity, now_s)
-        self._placement.heard(activity.worker_id, now_s)
-        for group_id in activity.waiting_groups:
-            self._groups.postpone(group_id, now_s + self._config.group_timeout_s)
+        self._flow.on_activity(activity, now_s)
 
     def lease(self, request: LeaseRequest, now_s: float) -> LeaseReply:
-        """Place episodes on inference servers."""
-        return self._placement.lease(request, now_s)
+        """Give servers to turns that do not stay where the last one was; the others wait for room."""
+        return self._flow.lease(request, now_s)
 
     def on_lease_report(self, report: LeaseReport, now_s: float) -> None:
-        """Take released and failed leases."""
-        self._placement.report(report, now_s)
+        """Take released episodes, the states of others, and the ends of calls."""
+        self._flow.on_lease_report(report, now_s)
+
+    def on_probed(self, server_id: str, succeeded: bool, now_s: float) -> None:
+        """A probe of a server ended."""
+        self._flow.feed.probed(server_id, succeeded, now_s)
+
+    def lagging(self, now_s: float) -> dict[str, int]:
+        """Policy versions of the servers that get no new episodes until they have caught up, by id."""
+        return self._flow.lagging(now_s)
 
     # Decisions
 
     def decide(self, now_s: float) -> list[Decision]:
         """Return all decisions that are due; each comes once and must be carried out."""
-        self._placement.expire(now_s)
         decided: list[Decision] = [*self._groups.due(now_s), *self._evaluations.results()]
         decided += [
             DrainServer(one.server_id, one.incarnation, "the learner found it to have wrong weights")
@@ -170,55 +181,58 @@ class SchedulerCore:
         ]
         decided += self._cancel_stale_evaluations()
         decided += [Emit(once, change) for once, change in self._vitals.take_hints()]
-        if self._failed is not None:
+        if self._end.failed is not None:
             decided += [one for phase in PHASES for one in self._groups.cancel(phase, "the run failed")]
         elif self._lineage.started:
             decided += self._start_evaluation(now_s)
             decided += self._admit(now_s)
-        decided += self._end(now_s)
+        decided += self._flow.decide(self._lineage.step, now_s)
+        decided += self._end_run(now_s)
         self._idle.tick(self._situation(now_s), now_s)
         return decided
 
     def num_unsettled(self, phase: Phase) -> int:
-        """Episodes of a phase that have not ended; as many messages its queue should hold at least."""
+        """Published episodes of a phase that have not ended; its queue should hold as many messages."""
         return self._groups.num_unsettled(phase)
 
     def reconcile(self, phase: Phase, queued: Collection[str] | None) -> list[Decision]:
         """Decisions on episodes that the phase's queue does not hold; None: it holds enough."""
-        reconciler = self._reconcilers[phase]
-        if queued is None:
-            reconciler.balanced()
-            return []
-        groups = [group for group in self._groups if group.plan.phase == phase]
-        return [*reconciler.compare(groups, queued, self._placement.holds)]
+        return self._flow.reconcile(phase, queued)
 
     # State
 
     @property
     def is_finished(self) -> bool:
         """Tell whether the run's log holds its end."""
-        return self._is_finished
+        return self._end.is_finished
+
+    @property
+    def closes_early(self) -> bool:
+        """Tell whether groups may close at the staleness horizon."""
+        return self._flow.feed.closes_early
+
+    @property
+    def num_waiting(self) -> int:
+        """Admitted episodes that wait for a server."""
+        return self._groups.num_waiting
 
     @property
     def num_leases(self) -> int:
         """Leases held now."""
-        return self._placement.num_leases
-
-    def was_admitted_after(self, plan: GroupPlan, unix_s: float) -> bool:
-        """Tell whether a group was admitted later than `unix_s`."""
-        return plan.deadline_unix_s - self._config.group_timeout_s > unix_s
+        return self._flow.num_leases
 
     def status(self, now_s: float) -> RunStatus:
         """The run for live views."""
-        return self._vitals.status(self._standing(now_s), self._failed, now_s)
+        return self._vitals.status(self._standing(now_s), self._end.failed, now_s)
 
     # Internals
 
     def _apply(self, event: Event, cut_idle: CutIdle) -> list[Change]:
         self._vitals.apply(event)
+        self._flow.apply(event.body)
         match event.body:
-            case EpisodeSettled() as body:
-                self._settled(body)
+            case EpisodeSettled(phase="eval") as body:
+                self._evaluations.settle(body)
             case GroupClosed() as body:
                 self._groups.close(body.group_id)
                 self._lineage.closed(body)
@@ -226,7 +240,7 @@ class SchedulerCore:
             case ServerQuarantined(server_id=server_id, incarnation=incarnation):
                 self._health.distrust(server_id, incarnation)
             case GroupAdmitted(phase="train", group_index=index):
-                self._highest_index = max(self._highest_index, index)
+                self._train_groups.admitted(index)
             case _:
                 self._apply_rare(event)
         return self._log.apply(event, cut_idle)
@@ -235,8 +249,6 @@ class SchedulerCore:
         match event.body:
             case StepFinished() as body:
                 self._stepped(body)
-            case EpisodeRedelivered() as body:
-                self._groups.redeliver(body)
             case GroupDropped() as body:
                 self._lineage.dropped(body)
             case LearnerResumed() as body:
@@ -250,14 +262,7 @@ class SchedulerCore:
             case EvaluationFinished() as body:
                 self._evaluations.finished(body)
             case RunFinished() | RunFailed() as body:
-                self._ended(body)
-
-    def _ended(self, body: RunFinished | RunFailed) -> None:
-        if isinstance(body, RunFailed):
-            self._failed = body
-            self._num_failed_ends += 1
-        else:
-            self._is_finished = body.step >= self._run.max_steps
+                self._end.ended(body)
 
     def _stepped(self, body: StepFinished) -> None:
         if self._lineage.stepped(body):
@@ -265,15 +270,9 @@ class SchedulerCore:
 
     def _resumed(self, body: LearnerResumed) -> None:
         self._lineage.resumed(body)
-        self._next_index = max(self._next_index, body.next_group_index)
+        self._train_groups.resumed(body)
         self._stale_evaluations |= self._evaluations.resumed(body.step)
-        self._is_finished = self._end_decided = False
-
-    def _settled(self, body: EpisodeSettled) -> None:
-        self._groups.settle(body)
-        self._placement.release(body.episode_id)
-        if body.phase == "eval":
-            self._evaluations.settle(body)
+        self._end.resumed()
 
     def _servers(self, now_s: float) -> ServerView:
         versions = [status.policy_version for status in self._health.alive(now_s)]
@@ -307,7 +306,7 @@ class SchedulerCore:
         self._evaluations.started(started)
         plans = self._evaluations.groups_of(started, now_s)
         begin = Emit(f"started/{started.evaluation_id}", started)
-        return [begin, *(AdmitGroup(plan) for plan in plans if self._groups.add(plan))]
+        return [begin, *(AdmitGroup(plan) for plan in plans if self._flow.open(plan, now_s))]
 
     def _admit(self, now_s: float) -> list[Decision]:
         if self._lineage.step >= self._run.max_steps:
@@ -318,26 +317,12 @@ class SchedulerCore:
             return []
         servers = self._servers(now_s)
         admission = self._rule.admit(self._buffer(), servers)
-        plans = [self._next_plan(now_s) for _ in range(admission.num_groups)]
+        name, step = self._lineage.name, self._lineage.step
+        plans = [self._train_groups.next(name, step, now_s) for _ in range(admission.num_groups)]
         for plan in plans:
-            self._groups.add(plan)
+            self._flow.open(plan, now_s)
         self._blocked_by = admission.blocked_by or self._rule.admit(self._buffer(), servers).blocked_by
         return [AdmitGroup(plan) for plan in plans]
-
-    def _next_plan(self, now_s: float) -> GroupPlan:
-        index = self._next_index
-        self._next_index += 1
-        again = f"-{self._lineage.name[:16]}" if index <= self._highest_index else ""
-        return GroupPlan(
-            group_id=f"t{index:08d}{again}",
-            group_index=index,
-            phase="train",
-            tasks=(self._tasks.train_task(index),) * self._run.group_size,
-            deadline_unix_s=now_s + self._config.group_timeout_s,
-            timeout_s=self._config.group_timeout_s,
-            min_valid=self._config.needed_valid(self._run.group_size),
-            step=self._lineage.step,
-        )
 
     def _cancel_stale_evaluations(self) -> list[SettleMembers]:
         if not self._stale_evaluations:
@@ -346,22 +331,17 @@ class SchedulerCore:
         reason = "the learner resumed from an earlier step"
         return self._groups.cancel("eval", reason, lambda group: evaluation_of(group) in stale)
 
-    def _end(self, now_s: float) -> list[Decision]:
-        """The one end of the run: it has failed, or all is done."""
-        if self._end_decided or self._is_finished or self._failed is not None:
+    def _end_run(self, now_s: float) -> list[Decision]:
+        if self._end.is_decided:
             return []
-        step, health = self._lineage.step, self._vitals.health
-        is_done = self._is_done(step)
-        failed = health.verdict(now_s, self._standing(now_s))
-        if failed is None and is_done:
-            failed = health.final_verdict(step)
-        self._end_decided = is_done or failed is not None
-        if failed is not None:
-            return [Emit(f"run_failed/{self._num_failed_ends}", failed)]
-        if not is_done:
-            return []
-        done = RunFinished(step, "all steps, the final checkpoint and the final evaluation are done")
-        return [Emit(f"run_finished/{self._lineage.name}/{step}", done)]
+        step = self._lineage.step
+        is_done, verdict = (
+            self._is_done(step),
+            self._vitals.health.verdict(now_s, self._standing(now_s)),
+        )
+        if verdict is None and is_done:
+            verdict = self._vitals.health.final_verdict(step)
+        return [*self._end.decide(self._lineage.name, step, verdict, is_done=is_done)]
 
     def _is_done(self, step: int) -> bool:
         is_saved = step == 0 or self._lineage.checkpoint_step >= step
@@ -378,21 +358,10 @@ class SchedulerCore:
             num_groups_running=sum(map(self._groups.num_open, PHASES)),
             num_groups_ready=lineage.num_ready,
             num_servers=servers.num_healthy,
-            phase=self._phase(),
+            phase=self._end.phase(lineage, self._evaluations.first_done, self.has_model),
             blocked_by=self._blocked_by if lineage.started else "",
         )
         has_work = lineage.num_ready >= self._run.groups_per_step
         num_open = sum(map(self._groups.num_unsettled, PHASES))
         num_waiting = self._activities.num_waiting(now_s)
         return Standing(counts, lineage.started, is_current(servers), has_work, num_open, num_waiting)
-
-    def _phase(self) -> str:
-        if self._failed is not None:
-            return "failed"
-        if not self._lineage.started:
-            return WARM_START if self.has_model else "starting"
-        if self._is_finished:
-            return "finished"
-        if self._lineage.step >= self._run.max_steps:
-            return "finishing"
-        return "training" if self._evaluations.first_done else "evaluating"

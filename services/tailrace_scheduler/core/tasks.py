@@ -1,4 +1,4 @@
-"""Data order: the n-th task, fixed by the run's seed alone.
+"""Data order: the n-th task, fixed by the run's seed alone, and the groups that play it.
 
 Task n is a pure function of (seed, n): it depends neither on what was admitted before nor on the
 order in which episodes finish, so a resumed run continues with exactly the tasks it would have had.
@@ -7,7 +7,11 @@ order in which episodes finish, so a resumed run continues with exactly the task
 import hashlib
 from collections.abc import Sequence
 
+from tailrace.config import RunConfig
 from tailrace_protos.episode import EnvTask
+from tailrace_protos.event import LearnerResumed
+from tailrace_scheduler.config import SchedulerConfig
+from tailrace_scheduler.ports import GroupPlan
 
 _SEED_BITS = 31  # gymnasium and numpy take any of them
 
@@ -50,6 +54,42 @@ class TaskSource:
         """64 pseudo-random bits, the same on every machine and Python."""
         text = ":".join([purpose, str(self._seed), *map(str, numbers)])
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+class TrainGroups:
+    """Train groups in the order of their admission: each index gets its task once."""
+
+    def __init__(self, run: RunConfig, config: SchedulerConfig, tasks: TaskSource) -> None:
+        self._run = run
+        self._config = config
+        self._tasks = tasks
+        self.next_index = 0
+        self.highest_index = -1  # ever admitted, also in a Redis that is gone
+
+    def admitted(self, index: int) -> None:
+        """Take note of a group in the log."""
+        self.highest_index = max(self.highest_index, index)
+
+    def resumed(self, body: LearnerResumed) -> None:
+        """The learner went on; its groups are not given again."""
+        self.next_index = max(self.next_index, body.next_group_index)
+
+    def next(self, lineage: str, step: int, now_s: float) -> GroupPlan:
+        """Return the next group; its id names the lineage where an earlier group had the index."""
+        index = self.next_index
+        self.next_index += 1
+        again = f"-{lineage[:16]}" if index <= self.highest_index else ""
+        timeout_s, size = self._config.group_timeout_s, self._run.group_size
+        return GroupPlan(
+            group_id=f"t{index:08d}{again}",
+            group_index=index,
+            phase="train",
+            tasks=(self._tasks.train_task(index),) * size,
+            deadline_unix_s=now_s + timeout_s,
+            timeout_s=timeout_s,
+            min_valid=self._config.needed_valid(size),
+            step=step,
+        )
 
 
 def _cycle(tags: Sequence[str], partition: Sequence[int]) -> list[str]:

@@ -11,6 +11,7 @@ from tailrace_protos.event import (
     LearnerResumed,
     RunFailed,
     StepFinished,
+    WarmStartAdvanced,
 )
 from tailrace_scheduler.config import SchedulerConfig
 from tailrace_scheduler.core.hints import HintBoard
@@ -29,6 +30,7 @@ class Vitals:
         self._started_unix_s: float | None = None
         self._step_times: deque[float] = deque(maxlen=RECENT_STEPS + 1)
         self._metrics: dict[str, float | None] = {}
+        self._warm_start = (0, 0)  # steps done, and all
         self._eval_success_rate: float | None = None
         self._eval_greedy_success_rate: float | None = None
 
@@ -47,6 +49,8 @@ class Vitals:
                     self._eval_success_rate = body.success_rate
                 if body.greedy is not None and body.greedy.num_valid:
                     self._eval_greedy_success_rate = body.greedy.success_rate
+            case WarmStartAdvanced(step=step, num_steps=num_steps):
+                self._warm_start = (step, num_steps)
             case LearnerResumed():
                 self._step_times.clear()
 
@@ -73,6 +77,8 @@ class Vitals:
             hints=(*self._hints.texts, *health.stall_hint(now_s, standing)),
             progress_unix_s=health.progress_unix_s,
             failed=failed,
+            warm_start_step=self._warm_start[0],
+            warm_start_num_steps=self._warm_start[1],
         )
 
     def _eta_s(self, step: int) -> float | None:

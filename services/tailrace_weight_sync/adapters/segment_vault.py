@@ -1,22 +1,26 @@
-"""The bytes of policy versions: in shared memory, over ZMQ, and in a snapshot file.
+"""The bytes of policy versions: in shared memory, over ZMQ, on a volume, and in a snapshot file.
 
 Each version is one sealed segment of shared memory. Servers of this host map it, others fetch it over
 ZMQ. A snapshot file survives a restart of the host.
 """
 
+import asyncio
 import os
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 
 from tailrace.log import get_logger
-from tailrace.weights.chunks import ChunkServer
+from tailrace.weights.chunks import ChunkServer, Holding
 from tailrace.weights.copying import bulk, copy_verified
 from tailrace.weights.deltas import encode_delta, same_layout
 from tailrace.weights.errors import ChecksumError
+from tailrace.weights.files import remove_others, write_version
 from tailrace.weights.segment import SegmentFolder, SharedSegment
 from tailrace.weights.tensors import verify
 from tailrace_protos.base import MalformedMessageError, decode, encode
 from tailrace_protos.weights import WeightDelta, WeightManifest, WeightSource
+from tailrace_weight_sync import metrics
 
 log = get_logger(__name__)
 
@@ -53,13 +57,17 @@ class SegmentVault:
         advertise_host: str,
         shm_folder: Path | None = None,
         max_delta_share: float = 0.0,
+        volume: Path | None = None,
     ) -> None:
+        """`volume`: folder for files of the versions; None: there are none."""
+        self._volume = volume
+        self._files: dict[int, Path] = {}
         self._max_delta_share = max_delta_share
         self._deltas: list[tuple[WeightDelta, memoryview]] = []  # a chain to the newest version
-        self._host_id = host_id
         self._shm_folder = shm_folder
         self._folder = SegmentFolder(run, "weight_sync", shm_folder)
         self._held: dict[int, SharedSegment] = {}
+        self._host_id = host_id
         self._server = ChunkServer(self._served, bind_host=bind_host, advertise_host=advertise_host)
 
     async def start(self) -> None:
@@ -83,12 +91,16 @@ class SegmentVault:
         segment = self._held.get(policy_version)
         return None if segment is None else segment.data
 
-    def _served(self, policy_version: int, is_delta: bool) -> memoryview | None:
-        if not is_delta:
-            return self.buffer(policy_version)
-        return next(
-            (data for delta, data in self._deltas if delta.policy_version == policy_version), None
-        )
+    def _served(self, policy_version: int, is_delta: bool) -> Holding | None:
+        data = self.buffer(policy_version)
+        if is_delta:
+            made = (data for delta, data in self._deltas if delta.policy_version == policy_version)
+            data = next(made, None)
+        return None if data is None else Holding(data, complete=True)
+
+    def serves(self, policy_version: int, is_delta: bool) -> bool:
+        """Says whether other hosts can fetch a version, or the delta to it."""
+        return self._served(policy_version, is_delta) is not None
 
     @property
     def makes_deltas(self) -> bool:
@@ -118,6 +130,28 @@ class SegmentVault:
         while sum(each.num_bytes for each, _ in self._deltas) > limit:
             del self._deltas[0]
 
+    async def write_file(self, manifest: WeightManifest) -> None:
+        """Writes a held version to the volume; one without room there goes over ZMQ, and is counted."""
+        if self._volume is None:
+            return
+        path = self._volume / f"{manifest.policy_version}" / "model.safetensors"
+        data = self._held[manifest.policy_version].data
+        try:
+            await asyncio.to_thread(remove_others, self._volume, set(self._held))
+            await asyncio.to_thread(write_version, path.parent, manifest, data)
+        except OSError as error:
+            metrics.FAILED_FILES.inc()
+            log.error(
+                "weights not written to the volume, servers fetch them over ZMQ: free space there, or "
+                "lower weight_sync.keep_versions",
+                policy_version=manifest.policy_version,
+                volume=str(self._volume),
+                num_bytes=manifest.num_bytes,
+                error=str(error),
+            )
+        else:
+            self._files[manifest.policy_version] = path
+
     async def copy(self, manifest: WeightManifest, source: WeightSource) -> SegmentCopy:
         """Copies offered weights into a segment of this process and verifies the copy."""
         segment = await copy_verified(manifest, source, self._host_id, self._folder, self._shm_folder)
@@ -130,13 +164,22 @@ class SegmentVault:
             shm_name=self._held[policy_version].name,
             zmq_endpoint=self._server.endpoint,
             zmq_public_key=self._server.public_key,
+            file=str(self._files.get(policy_version, "")),
         )
+
+    @property
+    def zmq_source(self) -> WeightSource:
+        """Address at which other hosts fetch any version."""
+        return WeightSource(self._host_id, "", self._server.endpoint, self._server.public_key)
 
     def drop(self, policy_version: int) -> None:
         """Deletes a version; servers that map it keep their mapping."""
         segment = self._held.pop(policy_version, None)
         if segment is not None:
             segment.close(delete=True)
+        file = self._files.pop(policy_version, None)
+        if file is not None:
+            shutil.rmtree(file.parent, ignore_errors=True)
 
     async def adopt(self, lineages: Collection[str]) -> list[WeightManifest]:
         """Takes over the undamaged versions of these lineages from a killed predecessor."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
+from itertools import chain, repeat
 from typing import TypeVar
 
 import nats.js.errors
@@ -10,13 +11,14 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
-from tailrace import metrics, tracing
+from tailrace import metrics
 from tailrace.bus.calls import Caller, ReplyInbox
 from tailrace.bus.connection import Connection
 from tailrace.bus.durable import MESSAGE_ID_HEADER, DeadLetters, DurablePublisher, Outgoing
 from tailrace.bus.streams import StreamLimits, provision, retry_while_away
 from tailrace.config import Endpoints
 from tailrace.log import get_logger
+from tailrace.tracing import headers
 from tailrace_protos import subjects
 from tailrace_protos.base import MalformedMessageError, Message, decode, encode
 from tailrace_protos.control import ServerStatus
@@ -156,7 +158,7 @@ class Bus:
 
     async def publish(self, subject: str, message: object) -> None:
         """Publishes to the current subscribers; waits while nats-server is away."""
-        await self.connection.publish(subject, encode(message), headers=tracing.headers())
+        await self.connection.publish(subject, encode(message), headers=headers())
 
     async def subscribe(
         self, subject: str, message_type: type[M], handler: Callable[[M], Awaitable[None]]
@@ -186,13 +188,18 @@ class Bus:
         """
         await self.publish_durable_many([(subject, message, message_id)])
 
-    async def publish_durable_many(self, items: Sequence[tuple[str, object, str]]) -> None:
-        """Like `publish_durable` for many (subject, message, message id), without waits in between."""
-        trace = tracing.headers()
+    async def publish_durable_many(
+        self, items: Sequence[tuple[str, object, str]], traceparents: Sequence[str] = ()
+    ) -> None:
+        """Like `publish_durable` for many (subject, message, message id), without waits in between.
+
+        Each item belongs to the current trace, or to its own one of `traceparents`.
+        """
+        traces = chain(traceparents, repeat(""))
         await self._publisher.publish(
             [
-                Outgoing(subject, encode(message), {MESSAGE_ID_HEADER: message_id, **trace})
-                for subject, message, message_id in items
+                Outgoing(subject, encode(message), {MESSAGE_ID_HEADER: message_id, **headers(trace)})
+                for (subject, message, message_id), trace in zip(items, traces, strict=False)
             ]
         )
 

@@ -7,6 +7,7 @@ it counts and logs as an error each message that a full subscription drops. Only
 """
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -39,6 +40,7 @@ class Connection:
 
     def __init__(self, endpoints: Endpoints, name: str) -> None:
         self.client = Client()
+        self.denied: list[str] = []  # errors of the server about what this user may not do
         self.on_closed: Callable[[str], None] = lambda _reason: None
         self.on_lost: list[Callable[[], None]] = []
         self.on_restored: list[Callable[[], None]] = []
@@ -64,6 +66,7 @@ class Connection:
                 name=self._name,
                 user=user or None,
                 password=self._endpoints.nats_password or None,
+                tls=_tls(self._endpoints),
                 inbox_prefix=f"_INBOX.{user}" if user else "_INBOX",
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]
@@ -190,6 +193,8 @@ class Connection:
         elif isinstance(error, nats.errors.AuthorizationError) or "authorization" in str(error).lower():
             self._refused.set()
         elif self.client.is_connected:
+            if "permissions violation" in str(error).lower():
+                self.denied.append(str(error))
             log.error("nats error", error=str(error) or type(error).__name__)
         else:
             self._log_down(error)
@@ -203,6 +208,16 @@ class Connection:
                 url=self._endpoints.nats_url,
                 error=str(error) or type(error).__name__,
             )
+
+
+def _tls(endpoints: Endpoints) -> ssl.SSLContext | None:
+    """Certificates for `tls://`; None for a connection that is not encrypted."""
+    if not endpoints.nats_url.startswith("tls://"):
+        return None
+    try:
+        return ssl.create_default_context(cafile=endpoints.ca_file or None)
+    except OSError as error:
+        raise ConfigError(f"TAILRACE_CA_FILE: cannot read {endpoints.ca_file}: {error}") from error
 
 
 async def flush(client: Client) -> None:

@@ -152,6 +152,7 @@ def _streams(run: str, limits: StreamLimits) -> list[StreamConfig]:
             discard=DiscardPolicy.NEW,
             max_msgs=limits.max_queued_episodes,
             storage=StorageType.FILE,
+            allow_direct=True,
             duplicate_window=DEDUP_WINDOW_S,
         ),
         StreamConfig(

@@ -5,6 +5,7 @@ are a prefix of the tokens that the server sampled. The same holds for the rows 
 `top_logprobs` if the call requested them.
 """
 
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -35,6 +36,7 @@ class Generation(msgspec.Struct, frozen=True, eq=False, gc=False):
     num_cached_tokens: int  # prompt tokens whose KV was reused
     top_ids: NDArray[np.int32] | None = None  # [T, k], most likely first; None: not requested
     top_logprobs: NDArray[np.float32] | None = None  # [T, k]
+    first_token_at_s: float = 0.0  # arrival of the first tokens on this process's clock; 0: unknown
 
     @property
     def num_tokens(self) -> int:
@@ -52,6 +54,7 @@ class Generation(msgspec.Struct, frozen=True, eq=False, gc=False):
             self.num_cached_tokens,
             self.top_ids,
             self.top_logprobs,
+            self.first_token_at_s,
         )
 
 
@@ -67,32 +70,38 @@ def join_top_logprobs(parts: Sequence[Generation]) -> TopLogprobArrays:
 class TokenBuffer:
     """Buffer of received chunks; it copies bytes, since views would keep whole frames in memory."""
 
-    __slots__ = ("last", "logprob_bytes", "num_tokens", "spans", "token_bytes", "top_buffer")
+    __slots__ = (
+        "first_token_at_s",
+        "last",
+        "logprob_bytes",
+        "num_tokens",
+        "spans",
+        "token_bytes",
+        "top_buffer",
+    )
 
     def __init__(self) -> None:
         self.token_bytes = bytearray()
         self.logprob_bytes = bytearray()
         self.spans: list[TokenSpan] = []
         self.num_tokens = 0
+        self.first_token_at_s = 0.0
         self.top_buffer: TopLogprobBuffer | None = None  # from the first chunk that has some
         self.last: TokenChunk | None = None  # the chunk with the finish reason or the error
 
     def add(self, chunk: TokenChunk) -> str:
         """Appends the tokens of a chunk; returns the problem of a malformed chunk instead, else ''."""
-        num_bytes = len(chunk.token_ids)
-        if num_bytes != len(chunk.inference_logprobs) or num_bytes & 3:
-            return f"{num_bytes} bytes of ids with {len(chunk.inference_logprobs)} of log-probabilities"
-        num_spanned = 0
-        for span in chunk.spans:
-            num_spanned += span.num_tokens
-        if num_spanned != num_bytes >> 2:
-            return f"{num_bytes >> 2} tokens with versions for {num_spanned}"
+        num_tokens, problem = _count_tokens(chunk)
+        if problem:
+            return problem
         if (chunk.top_ids or self.top_buffer) and (problem := self._add_top_logprobs(chunk)):
             return problem
+        if num_tokens and not self.num_tokens:
+            self.first_token_at_s = time.monotonic()
         self.token_bytes += chunk.token_ids
         self.logprob_bytes += chunk.inference_logprobs
         self.spans.extend(chunk.spans)
-        self.num_tokens += num_spanned
+        self.num_tokens += num_tokens
         if chunk.finish_reason is not None or chunk.error is not None:
             self.last = chunk
         return ""
@@ -141,7 +150,21 @@ class TokenBuffer:
             last.num_cached_tokens if last else 0,
             top_ids,
             top_logprobs,
+            self.first_token_at_s,
         )
+
+
+def _count_tokens(chunk: TokenChunk) -> tuple[int, str]:
+    """Counts the tokens of a chunk; tells where ids, log-probabilities and spans disagree, else ''."""
+    num_bytes = len(chunk.token_ids)
+    if num_bytes != len(chunk.inference_logprobs) or num_bytes & 3:
+        return 0, f"{num_bytes} bytes of ids with {len(chunk.inference_logprobs)} of log-probabilities"
+    num_spanned = 0
+    for span in chunk.spans:
+        num_spanned += span.num_tokens
+    if num_spanned != num_bytes >> 2:
+        return 0, f"{num_bytes >> 2} tokens with versions for {num_spanned}"
+    return num_spanned, ""
 
 
 def merge_chunks(parts: list[TokenChunk]) -> TokenChunk:

@@ -4,7 +4,8 @@ import enum
 from typing import NamedTuple, Protocol
 
 from tailrace.channel.call import GenerateCall
-from tailrace_protos.control import Lease, source_of
+from tailrace_protos.control import source_of
+from tailrace_protos.episode import Lease
 from tailrace_protos.generation import GenerateRequest, TokenChunk
 
 

@@ -6,16 +6,17 @@ parsed from their tokens into reasoning, content and tool calls.
 
 from tailrace.chat.parsers import check_parser_names, load_parsers
 from tailrace.chat.pieces import TemplateNotAppendableError
-from tailrace.chat.reasoning import ReasoningParser, ReasoningSplitter, Split
+from tailrace.chat.reasoning import ReasoningParser, ReasoningSplitter, Split, ThoughtMarks
 from tailrace.chat.renderer import Renderer
 from tailrace.chat.reply import ParsedReply, ReplyDelta, ReplyStream
 from tailrace.chat.template import ChatTemplate, TemplateError
-from tailrace.chat.tool_parsers import FoundCall, ParsedCalls, ToolParser
+from tailrace.chat.tool_parsers import CallForm, FoundCall, ParsedCalls, ToolParser
 from tailrace.chat.tool_parsers.calls import CallCollector, NoCallError, make_call
 from tailrace.config.run import ChatArgs
 
 __all__ = [
     "CallCollector",
+    "CallForm",
     "ChatArgs",
     "ChatTemplate",
     "FoundCall",
@@ -30,6 +31,7 @@ __all__ = [
     "Split",
     "TemplateError",
     "TemplateNotAppendableError",
+    "ThoughtMarks",
     "ToolParser",
     "check_parser_names",
     "load_parsers",

@@ -7,9 +7,15 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from tailrace.chat.model_files import SpecialTokens
-from tailrace.chat.reasoning import REASONING_PARSERS, ReasoningParser, ReasoningSplitter, Split
+from tailrace.chat.reasoning import (
+    REASONING_PARSERS,
+    ReasoningParser,
+    ReasoningSplitter,
+    Split,
+    ThoughtMarks,
+)
 from tailrace.chat.template import ChatTemplate
-from tailrace.chat.tool_parsers import TOOL_PARSERS, ParsedCalls, ToolParser
+from tailrace.chat.tool_parsers import TOOL_PARSERS, CallForm, ParsedCalls, ToolParser
 from tailrace.config import ConfigError
 from tailrace.config.run import ChatArgs
 from tailrace.config.suggestions import closest
@@ -113,6 +119,8 @@ def load_tool_parser(path: str, key: str) -> ToolParser:
             f"{key}: {path}.reasoning_parser is {parser.reasoning_parser!r}: name one of "
             f"{', '.join(REASONING_PARSERS)}, or leave it empty"
         )
+    if not isinstance(parser.call_form, CallForm | None):
+        raise ConfigError(f"{key}: {path}.call_form must be a tailrace.chat.CallForm or None")
     try:
         with foreign_code(f"{key}: trying {path}"):
             certain: Any = parser.certain(_PLAIN_REPLY, 0)
@@ -171,6 +179,7 @@ class _GuardedToolParser(ToolParser):
         self._path = path
         self.special_texts = parser.special_texts
         self.reasoning_parser = parser.reasoning_parser
+        self.call_form = parser.call_form
 
     def certain(self, text: str, start: int) -> int:
         try:
@@ -195,6 +204,14 @@ class _GuardedReasoningParser(ReasoningParser):
         self._parser = parser
         self._path = path
         self.special_texts = parser.special_texts
+
+    def thoughts(self, prompt: str) -> ThoughtMarks | None:
+        try:
+            with foreign_code(f"{self._path}.thoughts"):
+                return self._parser.thoughts(prompt)
+        except ForeignCodeError as error:
+            log.warning("user parser failed", error=str(error))
+            return None
 
     def splitter(self, prompt: str) -> ReasoningSplitter:
         try:

@@ -12,14 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.chat.continuation import Continuations, common_beginning
+from tailrace.chat.long_texts import encode_or_defer
 from tailrace.chat.model_files import ChatModel, SpecialTokens, read_chat_model
 from tailrace.chat.parsers import load_parsers
 from tailrace.chat.pieces import ChatPieces, TemplateNotAppendableError, derive_pieces
+from tailrace.chat.reasoning import ThoughtMarks
 from tailrace.chat.reply import ParsedReply, ReplyDelta, ReplyStream
 from tailrace.chat.sentinels import USER, reply_span, sentinel_reply
 from tailrace.chat.template import ChatTemplate, TemplateError
 from tailrace.chat.text_stream import StopText, TokenText
-from tailrace.chat.tool_parsers import TOOL_PARSERS
+from tailrace.chat.tool_parsers import TOOL_PARSERS, CallForm
 from tailrace.config.run import ChatArgs
 from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 from tailrace_protos.weights import ModelCard
@@ -253,7 +255,20 @@ class Renderer:
             id_seed,
         )
 
+    @property
+    def call_form(self) -> CallForm | None:
+        """Form of a required tool call. None: replies cannot be bound to it."""
+        return self._tool_parser.call_form
+
+    @property
+    def thoughts(self) -> ThoughtMarks | None:
+        """Markers of thoughts before an answer. None: replies with thoughts cannot be guided."""
+        return self._reasoning_parser.thoughts(self._prompt)
+
     def _encode(self, text: str) -> NDArray[np.int32]:
+        return encode_or_defer(text, self._encode_now)
+
+    def _encode_now(self, text: str) -> NDArray[np.int32]:
         # Same ids as `encode`, without the tokens' offsets in the text: one third cheaper.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
         ids = np.array(encoding.ids, dtype=np.int32)

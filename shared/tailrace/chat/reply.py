@@ -57,7 +57,7 @@ class ReplyStream:
         self._parser = parser
         self._tools = tools
         self._id_seed = id_seed
-        self._reasoning = ""
+        self._reasoning: list[str] = []
         self._content = ""  # tool calls included
         self._num_certain = 0
         self._num_given = 0
@@ -78,24 +78,21 @@ class ReplyStream:
         parsed = self._parser.parse(self._content, self._tools)
         calls = tuple(self._call(index, call) for index, call in enumerate(parsed.calls))
         return ParsedReply(
-            ChatMessage("assistant", parsed.content, calls, reasoning=self._reasoning),
+            ChatMessage("assistant", parsed.content, calls, reasoning="".join(self._reasoning)),
             "\n".join(parsed.malformed),
             len(parsed.malformed),
             ReplyDelta(parsed.content[self._num_given :], "".join(s.reasoning for s in last)),
         )
 
     def _take(self, split: Split) -> None:
-        self._reasoning += split.reasoning
+        self._reasoning.append(split.reasoning)
         self._content += split.content
 
     def _certain_content(self) -> str:
         """Content before any text that may be a tool call, without white space at its end."""
         self._num_certain = self._parser.certain(self._content, self._num_certain)
-        end = len(self._content[: self._num_certain].rstrip())
-        if end <= self._num_given:
-            return ""
-        delta = self._content[self._num_given : end]
-        self._num_given = end
+        delta = self._content[self._num_given : self._num_certain].rstrip()
+        self._num_given += len(delta)
         return delta
 
     def _call(self, index: int, call: FoundCall) -> ToolCall:

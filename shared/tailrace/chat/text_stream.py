@@ -3,10 +3,14 @@
 Invariants: text that was returned is never taken back. All pieces together are the text of all ids.
 """
 
+import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from tokenizers import Tokenizer
 
+_MAX_HELD_IDS = 64  # more ids without a whole character hold bytes that are no text
+_MAX_CHARACTER_IDS = 4  # a character has at most four bytes
 _INCOMPLETE = "\ufffd"  # decoders write it for bytes that are not a (complete) character
 
 
@@ -31,24 +35,43 @@ class TokenText:
         fresh = [token_id for token_id in ids if token_id not in self._dropped_ids]
         if not (fresh or self._fresh):
             return ""
-        if self._num_given < 0:  # counted only now, because most replies arrive at once
-            self._num_given = len(self._decode())
+        self._count_given()
         self._fresh += fresh
-        text = self._decode()
-        certain = text.rstrip(_INCOMPLETE)
+        certain, num_certain_ids = self._certain()
         delta = certain[self._num_given :]
         self._num_given = max(self._num_given, len(certain))
-        if certain == text:
-            self._context, self._fresh = self._fresh, []
+        if num_certain_ids:
+            self._context = self._fresh[:num_certain_ids]
+            self._fresh = self._fresh[num_certain_ids:]
             self._num_given = -1
         return delta
 
     def finish(self) -> str:
         """Returns the rest; incomplete characters become U+FFFD."""
+        self._count_given()
         return self._decode()[self._num_given :] if self._fresh else ""
 
-    def _decode(self) -> str:
-        return str(self._tokenizer.decode(self._context + self._fresh, skip_special_tokens=False))
+    def _count_given(self) -> None:
+        if self._num_given < 0:  # counted only now, because most replies arrive at once
+            self._num_given = len(self._decode(0))
+
+    def _certain(self) -> tuple[str, int]:
+        """Certain text of context and fresh ids; the number of fresh ids that are whole."""
+        text, size = self._decode(), len(self._fresh)
+        whole = text.rstrip(_INCOMPLETE)
+        if whole == text:
+            return text, size
+        if size <= _MAX_HELD_IDS:
+            return whole, 0
+        for end in range(size - 1, size - _MAX_CHARACTER_IDS, -1):
+            shorter = self._decode(end)
+            if not shorter.endswith(_INCOMPLETE):
+                return shorter, end
+        return text, size
+
+    def _decode(self, end: int | None = None) -> str:
+        ids = self._context + self._fresh[:end]
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
 
 class StopText:
@@ -82,11 +105,16 @@ class StopText:
 
 def first_possible(text: str, markers: Sequence[str], start: int = 0) -> int:
     """Start of the first marker at or after `start`, or of a beginning of one at the end of `text`."""
-    found = [at for marker in markers if (at := text.find(marker, start)) >= 0]
-    partial = [
-        len(text) - size
-        for marker in markers
-        for size in range(min(len(marker) - 1, len(text) - start), 0, -1)
-        if text.endswith(marker[:size])
-    ]
-    return min(*found, *partial, len(text)) if found or partial else len(text)
+    pattern, longest = _searched(tuple(markers))
+    found = pattern.search(text, start)
+    first = found.start() if found else len(text)
+    for at in range(max(start, len(text) - longest + 1), first):
+        if any(marker.startswith(text[at:]) for marker in markers):
+            return at
+    return first
+
+
+@lru_cache(256)
+def _searched(markers: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
+    """Pattern of any marker, and the length of the longest."""
+    return re.compile("|".join(map(re.escape, markers))), max(map(len, markers))

@@ -13,7 +13,16 @@ from tailrace.config.experiment import (
     run_config,
     section_config,
 )
-from tailrace.config.run import ChatArgs, Endpoints, EvaluationArgs, RunConfig, this_host_id
+from tailrace.config.run import (
+    ChatArgs,
+    Endpoints,
+    EvaluationArgs,
+    RunConfig,
+    TracingArgs,
+    advertised_host,
+    secret_variable,
+    this_host_id,
+)
 
 __all__ = [
     "SECTIONS",
@@ -24,9 +33,12 @@ __all__ = [
     "EvaluationArgs",
     "InvalidConfigError",
     "RunConfig",
+    "TracingArgs",
+    "advertised_host",
     "decode_config",
     "load_experiment",
     "run_config",
+    "secret_variable",
     "section_config",
     "this_host_id",
 ]

@@ -15,6 +15,7 @@ from tailrace.config.keys import fields_of, literals_in, type_at
 from tailrace.config.run import RunConfig
 from tailrace.config.settings import ROOTS, apply_settings
 from tailrace.config.suggestions import did_you_mean, not_one_of
+from tailrace.config.yaml_text import load_yaml
 from tailrace_protos.subjects import SERVICES
 
 SECTIONS = (*SERVICES, "cluster")
@@ -23,16 +24,17 @@ C = TypeVar("C", bound=Config)
 
 
 def load_experiment(path: str | Path) -> dict[str, Any]:
-    """Returns the settings of an experiment file under the keys that services read.
+    """Returns the settings of an experiment file (YAML or JSON) under the keys that services read.
 
     Raises `ConfigError` for a file that it cannot read, and for settings that contradict each other.
     """
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        content = msgspec.json.decode(text) if Path(path).suffix == ".json" else load_yaml(text)
     except OSError as error:
         raise ConfigError(f"cannot read experiment file {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    except (yaml.YAMLError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path} is not valid {Path(path).suffix[1:].upper()}: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected keys at the top level, found {type(content).__name__}")
     return apply_settings(content, str(path)).content
@@ -56,9 +58,7 @@ def decode_config(
 
     It lists every unknown key outside of lists and dicts, and the first of all other mistakes.
     """
-    problems = [
-        f"{_join(where, path)}: nan is not a number: give one" for path in _not_numbers(content)
-    ]
+    problems = [f"{_join(where, path)}: {reason}" for path, reason in _not_numbers(content)]
     while True:
         try:
             decoded = msgspec.convert(content, kind)
@@ -85,8 +85,10 @@ def _without_unknown_key(content: object, reason: str) -> object:
     return copied
 
 
-def _not_numbers(content: object, path: str = "") -> Iterator[str]:
-    """Yields the paths of YAML's `.nan`, which no comparison with a bound refuses."""
+def _not_numbers(content: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yields path and reason of `.nan`, which no comparison with a bound refuses, and of integers
+    that take more than 64 bits, which no system call accepts.
+    """
     if isinstance(content, Mapping):
         for key, value in content.items():
             yield from _not_numbers(value, _join(path, str(key)))
@@ -94,7 +96,9 @@ def _not_numbers(content: object, path: str = "") -> Iterator[str]:
         for index, value in enumerate(content):
             yield from _not_numbers(value, f"{path}[{index}]")
     elif isinstance(content, float) and math.isnan(content):
-        yield path
+        yield path, "nan is not a number: give one"
+    elif isinstance(content, int) and not -(1 << 63) <= content < 1 << 63:
+        yield path, "the number takes more than 64 bits: give a smaller one"
 
 
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`(?: - at `\$\.?([^`]*)`)?")

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
 
@@ -13,6 +14,7 @@ from tailrace_protos.session import ExportStyle
 from tailrace_protos.subjects import check_run_name
 
 ReasoningPolicy = Literal["keep", "fork"]
+StaleGroups = Literal["mask", "drop", "wait", "close", "auto"]
 
 
 class ChatArgs(Config, frozen=True, kw_only=True):
@@ -35,6 +37,42 @@ class ChatArgs(Config, frozen=True, kw_only=True):
 
     template_args: dict[str, Any] = msgspec.field(default_factory=dict)
     """Further variables of the chat template, such as `enable_thinking: false`."""
+
+
+class TracingArgs(Config, frozen=True, kw_only=True):
+    """The key `tracing` of an experiment file: spans of sampled episodes (`docs/observe.md`)."""
+
+    endpoint: str = ""
+    """URL of an OTLP receiver over HTTP, such as `http://localhost:4318`. Empty: the variable
+    `OTEL_EXPORTER_OTLP_ENDPOINT`, and without that no spans are sent. Headers with a key are in
+    `OTEL_EXPORTER_OTLP_HEADERS`. Needs the extra `otel`."""
+
+    mlflow: str = ""
+    """Tracking URI of MLflow, such as `sqlite:///mlflow.db` or `http://mlflow:5000`. Every sampled
+    episode becomes a trace of the experiment `exp_name`, with its messages, tool calls, token counts
+    and rewards. Empty: none. Needs the extra `mlflow`."""
+
+    sample_rate: float = 0.01
+    """Share of episodes that are traced, if there is a receiver: 0 for none, 1 for all."""
+
+    messages: bool = False
+    """Whether OTLP spans have the messages of episodes, and arguments and results of tools."""
+
+    max_queued_spans: int = 4096
+    """Spans that wait for a receiver in one process; further ones are dropped and counted."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sample_rate <= 1:
+            raise ValueError("sample_rate must be from 0 to 1")
+        if self.max_queued_spans < 1:
+            raise ValueError("max_queued_spans must be at least 1")
+        if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
+            raise ValueError("endpoint must begin with http:// or https://")
+
+    @property
+    def resolved_endpoint(self) -> str:
+        """The URL of the receiver; empty: none."""
+        return self.endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
 
 
 # Paths in which `~` is expanded here, once for all services.
@@ -138,10 +176,30 @@ class RunConfig(Config, frozen=True, kw_only=True):
 
     max_staleness: int = 2
     """Largest number of optimizer steps by which the policy of a trained token may be behind the
-    learner. 0: synchronous."""
+    learner. 0: synchronous. Tokens that are older are never trained."""
+
+    stale_groups: StaleGroups = "auto"
+    """Treatment of groups that are still open when their oldest tokens reach `max_staleness`.
+    `mask`: the learner goes on with other groups; tokens that become too old are masked.
+    `drop`: as `mask`, but a group with a token that is too old is given back whole, and another is
+    admitted instead. `wait`: the step keeps places for such groups and waits for them.
+    `close`: as `wait`, and when the learner has nothing else to train, they close with their finished
+    episodes, if `scheduler.min_valid` of them are valid; the other episodes are aborted. A group with
+    fewer valid ones waits a step longer, and its oldest tokens are masked. `auto`: as `close`, but the
+    episodes with the longest expected rest are aborted first and the others go on. One is aborted only
+    if the engine time saved outweighs its work, and at most `scheduler.max_waste` of all tokens are
+    thrown away."""
+
+    colocated: bool = False
+    """Learner and inference servers have the same devices and take turns: servers sleep (calls are
+    held) while the learner computes; its memory moves to the host while servers generate. Without it,
+    a GPU that both have is an error at the start (`docs/gpu.md`)."""
 
     chat: ChatArgs = ChatArgs()
     """Rendering of conversations and parsing of replies."""
+
+    tracing: TracingArgs = TracingArgs()
+    """Traces of episodes through all services."""
 
     def __post_init__(self) -> None:
         check_run_name(self.exp_name)
@@ -155,6 +213,11 @@ class RunConfig(Config, frozen=True, kw_only=True):
         for key in ("max_steps", "num_epochs", "save_steps", "eval_steps", "max_staleness"):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} must not be negative")
+
+    def old_step(self, step: int) -> int:
+        """Newest step whose tokens a learner at `step` is the last to train, so it keeps places for
+        their groups; -1: none."""
+        return step - self.max_staleness if self.stale_groups in ("wait", "close", "auto") else -1
 
     @property
     def export_style(self) -> ExportStyle:
@@ -180,25 +243,62 @@ class Endpoints(Config, frozen=True, kw_only=True):
     nats_url: str
     nats_user: str = ""
     nats_password: str = ""
-    redis_url: str
+    redis_url: str  # with the credentials
     host_id: str
+    ca_file: str = ""  # certificates that vouch for NATS and Redis; empty: the system's
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "Endpoints":
-        """Reads `TAILRACE_NATS_URL`, `_NATS_USER`, `_NATS_PASSWORD`, `_REDIS_URL`, `_HOST_ID`."""
+        """Reads `TAILRACE_NATS_URL`, `_NATS_USER`, `_REDIS_URL`, `_REDIS_USER`, `_HOST_ID`, `_CA_FILE`.
+
+        Passwords are `_NATS_PASSWORD` and `_REDIS_PASSWORD`, or in the files that `_NATS_PASSWORD_FILE`
+        and `_REDIS_PASSWORD_FILE` name. Redis's may also be part of its URL.
+        """
         missing = [key for key in ("TAILRACE_NATS_URL", "TAILRACE_REDIS_URL") if key not in env]
         if missing:
             raise ConfigError(
                 f"{' and '.join(missing)} not set: start services with `tailrace up` or `tailrace "
-                "train`, which set them"
+                "train`, or by the chart, which set them"
             )
+        ca_file = env.get("TAILRACE_CA_FILE", "")
         return cls(
             nats_url=env["TAILRACE_NATS_URL"],
             nats_user=env.get("TAILRACE_NATS_USER", ""),
-            nats_password=env.get("TAILRACE_NATS_PASSWORD", ""),
-            redis_url=env["TAILRACE_REDIS_URL"],
+            nats_password=secret_variable(env, "TAILRACE_NATS_PASSWORD"),
+            redis_url=_redis_url(env, ca_file),
             host_id=env.get("TAILRACE_HOST_ID", "") or this_host_id(),
+            ca_file=ca_file,
         )
+
+
+def secret_variable(env: Mapping[str, str], name: str) -> str:
+    """Reads a secret from a variable, or from the file that `<name>_FILE` names."""
+    path = env.get(f"{name}_FILE", "")
+    if not path:
+        return env.get(name, "")
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"{name}_FILE: cannot read {path}: {error.strerror}") from error
+
+
+def _redis_url(env: Mapping[str, str], ca_file: str) -> str:
+    """The URL of Redis with user, password and certificates."""
+    parts = urlsplit(env["TAILRACE_REDIS_URL"])
+    password = secret_variable(env, "TAILRACE_REDIS_PASSWORD")
+    if password:
+        user = quote(env.get("TAILRACE_REDIS_USER", ""), safe="")
+        place = parts.netloc.rpartition("@")[2]
+        parts = parts._replace(netloc=f"{user}:{quote(password, safe='')}@{place}")
+    if ca_file and parts.scheme == "rediss":
+        query = "&".join(filter(None, [parts.query, f"ssl_ca_certs={quote(ca_file)}"]))
+        parts = parts._replace(query=query)
+    return urlunsplit(parts)
+
+
+def advertised_host() -> str:
+    """Name or address of this host for others: `TAILRACE_ADVERTISE_HOST` (of a pod: its address)."""
+    return os.environ.get("TAILRACE_ADVERTISE_HOST", "") or socket.gethostname()
 
 
 def this_host_id() -> str:

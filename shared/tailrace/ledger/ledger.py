@@ -23,7 +23,7 @@ from tailrace.ledger.prompting import (
     prompt_of_tokens,
 )
 from tailrace.ledger.returns import credit, is_rejected
-from tailrace.ledger.tree import CallTree
+from tailrace.ledger.tree import Call, CallTree
 from tailrace_protos.base import copy_float32, copy_int32
 from tailrace_protos.chat import ChatMessage, ToolSchema
 from tailrace_protos.generation import FinishReason
@@ -122,16 +122,12 @@ class Ledger:
         self._tree.add(node)
         return node
 
-    def add(self, node: LedgerNode) -> None:
-        """Takes over a node as it is; it replaces a node of the same id.
+    def add(self, node: LedgerNode) -> Call:
+        """Takes over a node as it is; it replaces a node of the same id. Returns its place in the tree.
 
         Raises `UnknownCompletionError` if its parent is missing.
         """
-        self._tree.add(node)
-
-    def newest_ids(self) -> bytes:
-        """Raw ids of the newest call's prompt and reply; none without calls."""
-        return self._tree.find("").sequence() if len(self._tree) else b""
+        return self._tree.add(node)
 
     def mask(self, completion_id: str, reason: str) -> LedgerNode:
         """Excludes the tokens of a call from training; raises `UnknownCompletionError`."""
@@ -215,8 +211,10 @@ class Ledger:
 
         A prompt that was left unanswered ends the conversation of the last call.
         """
-        path = self._tree.find(completion_id).message_path()
-        said = [message for call in path for message in (*call.node.messages, call.node.reply)]
+        said: list[ChatMessage] = []
+        for call in self._tree.find(completion_id).message_path():
+            said += call.node.messages
+            said.append(call.node.reply)
         if self._unanswered is not None and not completion_id:
             said += self._unanswered.messages
         return tuple(said)
@@ -224,7 +222,7 @@ class Ledger:
     @property
     def num_cut_replies(self) -> int:
         """Calls whose reply was cut at its limit of tokens."""
-        return sum(node.finish_reason is FinishReason.LENGTH for node in self.nodes)
+        return sum(call.node.finish_reason is FinishReason.LENGTH for call in self._tree)
 
     def counts(self) -> dict[str, float]:
         """Counts calls, forks, tool calls and masked tokens, as metrics."""

@@ -32,24 +32,27 @@ class RowBuilder:
 
     def insert(self, ids: bytes | Int32Bytes) -> None:
         """Appends ids [o] that this row does not train."""
+        num_bytes = len(ids)
         self._ids.append(ids)
-        self._mask.append(bytes(len(ids) // 4))
-        self._logprobs.append(bytes(len(ids)))
-        self._num_bytes += len(ids)
+        self._mask.append(bytes(num_bytes // 4))
+        self._logprobs.append(bytes(num_bytes))
+        self._num_bytes += num_bytes
 
     def turn(self, node: LedgerNode, reward: float, turn_return: float | None = None) -> None:
         """Appends the sampled tokens [t] of a call that this row trains, with its turn's reward.
 
         A row has the returns of all its turns or of none.
         """
+        token_ids = node.token_ids
         if node.is_masked:
-            self.insert(node.token_ids)
+            self.insert(token_ids)
         else:
-            self._ids.append(node.token_ids)
-            self._mask.append(b"\1" * (len(node.token_ids) // 4))
+            num_bytes = len(token_ids)
+            self._ids.append(token_ids)
+            self._mask.append(b"\1" * (num_bytes // 4))
             self._logprobs.append(node.inference_logprobs)
             self._spans += node.spans
-            self._num_bytes += len(node.token_ids)
+            self._num_bytes += num_bytes
         self._turn_ends.append(self._num_bytes // 4)
         self._turn_rewards.append(reward)
         if turn_return is not None:

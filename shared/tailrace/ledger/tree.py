@@ -57,10 +57,12 @@ class Call(msgspec.Struct, eq=False, gc=False):  # a tree of calls has no refere
     def sequence(self) -> bytes:
         """Raw ids of the whole conversation, this call's reply included."""
         if self._sequence is None:
-            parent = self.token_parent
-            if parent is not None and parent._sequence is not None:
+            node, parent = self.node, self.parent
+            if node.is_rendered_whole:
+                self._sequence = b"".join((node.inserted_ids, node.token_ids))
+            elif parent is not None and parent._sequence is not None:
                 before, parent._sequence = parent._sequence, None
-                self._sequence = b"".join((before, self.node.inserted_ids, self.node.token_ids))
+                self._sequence = b"".join((before, node.inserted_ids, node.token_ids))
             else:
                 nodes = (call.node for call in self.token_path())
                 parts = (part for node in nodes for part in (node.inserted_ids, node.token_ids))
@@ -118,14 +120,15 @@ class CallTree:
     def add(self, node: LedgerNode) -> Call:
         """Adds a call or updates a known one; raises `UnknownCompletionError` for an unknown parent."""
         calls, parent = self._calls, None
-        known = calls.get(node.completion_id)
+        completion_id, parent_id = node.completion_id, node.parent_id
+        known = calls.get(completion_id)
         if known is not None:
             known.node = node
             return known
-        if node.parent_id:
-            parent = calls.get(node.parent_id) or self.find(node.parent_id)
+        if parent_id:
+            parent = calls.get(parent_id) or self.find(parent_id)
         self.num_sampled += len(node.token_ids) // 4
-        call = calls[node.completion_id] = Call(node, parent)
+        call = calls[completion_id] = Call(node, parent)
         if self._children is not None:
-            self._children.setdefault(node.parent_id, []).append(call)
+            self._children.setdefault(parent_id, []).append(call)
         return call

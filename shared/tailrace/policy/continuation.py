@@ -6,7 +6,9 @@ token are bounded and spaced by a growing delay; an episode's lease is given bac
 
 import asyncio
 import itertools
+import math
 import uuid
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -27,18 +29,37 @@ from tailrace.policy.activity import Stages
 from tailrace.provenance import join_spans
 from tailrace.retry import Backoff
 from tailrace.sdk.policy import GenerationFailedError, OnChunk, TurnRequest
-from tailrace.tracing import current_traceparent
+from tailrace.tracing import current_traceparent, span
 from tailrace_protos.base import pack_int32
+from tailrace_protos.episode import Lease
 from tailrace_protos.generation import CallErrorCode, FinishReason, GenerateRequest
 
 
 class ServerPlacement(Protocol):
     """Assigns servers to episodes."""
 
+    ask_after_s: float
+    """Seconds between two turns of an episode after which the second one asks for its server."""
+
     async def lease(
-        self, episode_id: str, predicted_tokens: int, failed_server_id: str = ""
+        self,
+        episode_id: str,
+        context_tokens: int,
+        failed_server_id: str = "",
+        stay_at: Address | None = None,
     ) -> Address:
-        """Returns a server for the episode, not `failed_server_id`; waits while none is healthy."""
+        """Returns a server for the episode, not `failed_server_id`; waits while none has room.
+
+        `stay_at`: its server so far, which it keeps while no scheduler answers.
+        """
+
+    def take(self, lease: Lease) -> None:
+        """Takes a lease that came with the episode."""
+
+    def report_turn(
+        self, episode_id: str, server_id: str, context_tokens: int, *, is_over: bool
+    ) -> None:
+        """Reports the begin of a turn, or its end, and the tokens of its context."""
 
     def report_call(self, server_id: str, succeeded: bool) -> None:
         """Reports a call of this server as succeeded or failed."""
@@ -54,6 +75,14 @@ CONTINUED_CALLS = Counter(
 
 _FINISHED = (FinishReason.STOP, FinishReason.LENGTH)
 _EMPTY = Generation(np.empty(0, np.int32), np.empty(0, np.float32), (), None, None, 0)
+
+
+@dataclass(slots=True)
+class _Place:
+    """Server of an episode."""
+
+    address: Address
+    rested_s: float = math.inf  # end of its last turn, in the time of the event loop
 
 
 class _Failure(NamedTuple):
@@ -87,22 +116,29 @@ class ContinuingPolicy:
         self._stages = stages
         self._max_attempts = max_attempts
         self._max_delay_s = max_delay_s
-        self._predicted: dict[str, int] = {}
-        self._addresses: dict[str, Address] = {}
+        self._places: dict[str, _Place] = {}
         self._call_ids = map(f"{uuid.uuid4().hex[:8]}{{:x}}".format, itertools.count())
 
-    def begin(self, episode_id: str, predicted_tokens: int) -> None:
-        """Starts an episode that will sample about `predicted_tokens` tokens."""
-        self._predicted[episode_id] = predicted_tokens
+    def begin(self, episode_id: str, lease: Lease | None = None) -> None:
+        """Starts an episode, on the leased server; without a lease its first turn asks for one."""
+        if lease is not None:
+            self._placement.take(lease)
+            self._places[episode_id] = _Place(Address.of(lease))
 
     def end(self, episode_id: str) -> None:
         """Ends the episode and frees its lease, even one that was granted too late."""
-        del self._predicted[episode_id]
-        self._addresses.pop(episode_id, None)
+        self._places.pop(episode_id, None)
         self._placement.release(episode_id)
 
     async def generate(self, request: TurnRequest) -> Generation:
         """See `Policy`; one server samples the turn or, after failures, several."""
+        num_prompt = len(request.prompt_ids) // 4
+        with span("turn", turn=request.turn, num_prompt_tokens=num_prompt) as made:
+            generation = await self._generate(request)
+            made.set(num_sampled_tokens=generation.num_tokens)
+            return generation
+
+    async def _generate(self, request: TurnRequest) -> Generation:
         episode_id, on_chunk = request.episode_id, request.on_chunk
         call = GenerateRequest(
             call_id=f"{episode_id}.{request.turn}.{next(self._call_ids)}",
@@ -112,22 +148,47 @@ class ContinuingPolicy:
             sampling=request.sampling,
             traceparent=current_traceparent(),
             top_logprobs=request.top_logprobs,
+            guide=request.guide,
         )
         self._stages.num_generating += 1
         try:
-            address = self._addresses.get(episode_id) or await self._lease(episode_id)
+            address = await self._place(call)
             outcome = await self._call(address, call, on_chunk)
-            if isinstance(outcome, Generation):
-                return outcome
-            return await self._continue(call, address, outcome, on_chunk)
+            if not isinstance(outcome, Generation):
+                outcome = await self._continue(call, address, outcome, on_chunk)
+            self._rest(call, outcome)
+            return outcome
         finally:
             self._stages.num_generating -= 1
 
-    async def _lease(self, episode_id: str, failed_server_id: str = "") -> Address:
-        predicted_tokens = self._predicted.get(episode_id, 0)
-        address = await self._placement.lease(episode_id, predicted_tokens, failed_server_id)
-        self._addresses[episode_id] = address
+    async def _place(self, call: GenerateRequest) -> Address:
+        """Server of the next turn: that of the last one, unless a long time has passed since."""
+        place = self._places.get(call.episode_id)
+        now_s = asyncio.get_running_loop().time()
+        if place is None or now_s - place.rested_s > self._placement.ask_after_s:
+            return await self._lease(call, stay_at=place.address if place else None)
+        self._placement.report_turn(
+            call.episode_id, place.address.server_id, _num_prompt(call), is_over=False
+        )
+        return place.address
+
+    async def _lease(
+        self, call: GenerateRequest, failed_server_id: str = "", stay_at: Address | None = None
+    ) -> Address:
+        episode_id = call.episode_id
+        address = await self._placement.lease(episode_id, _num_prompt(call), failed_server_id, stay_at)
+        self._places[episode_id] = _Place(address)
         return address
+
+    def _rest(self, call: GenerateRequest, turn: Generation) -> None:
+        """Notes the end of a turn."""
+        place = self._places.get(call.episode_id)
+        if place is None:
+            return
+        place.rested_s = asyncio.get_running_loop().time()
+        num_tokens = _num_prompt(call) + turn.num_tokens
+        server_id = place.address.server_id
+        self._placement.report_turn(call.episode_id, server_id, num_tokens, is_over=True)
 
     async def _call(
         self, address: Address, request: GenerateRequest, on_chunk: OnChunk | None
@@ -173,9 +234,10 @@ class ContinuingPolicy:
                 raise GenerationFailedError(original.call_id, backoff.num_failures + 1, failure.reason)
             await asyncio.sleep(max(backoff.next_s(), failure.retry_after_s))
             failed_server_id = address.server_id if failure.is_elsewhere else ""
-            address = await self._lease(original.episode_id, failed_server_id)
+            rest = self._rest_of(original, joined)
+            address = await self._lease(rest, failed_server_id)
             CONTINUED_CALLS.inc()
-            outcome = await self._call(address, self._rest_of(original, joined), on_chunk)
+            outcome = await self._call(address, rest, on_chunk)
             if isinstance(outcome, Generation):
                 return _join([*parts, outcome], outcome.finish_reason)
             failure = outcome
@@ -188,6 +250,10 @@ class ContinuingPolicy:
             max_new_tokens=original.max_new_tokens - sampled.num_tokens,
             num_continued=sampled.num_tokens,
         )
+
+
+def _num_prompt(call: GenerateRequest) -> int:
+    return len(call.prompt_ids) // 4  # int32
 
 
 async def _stream(call: GenerateCall, on_chunk: OnChunk) -> Generation:
@@ -234,4 +300,5 @@ def _join(parts: list[Generation], finish_reason: FinishReason | None = None) ->
         parts[-1].stop_matched,
         parts[0].num_cached_tokens,
         *join_top_logprobs(parts),
+        next((part.first_token_at_s for part in parts if part.num_tokens), 0.0),
     )

@@ -19,12 +19,18 @@ import msgspec
 from tailrace.processes.child import HEADER, frame
 
 _EXIT_TIMEOUT_S = 1.0
+_CREDENTIALS = ("TAILRACE_NATS_", "TAILRACE_REDIS_", "TAILRACE_GATEWAY_ADMIN_KEY")
 
 R = TypeVar("R")
 
 
 class ProcessStartError(Exception):
     """The interpreter does not exist, or the system allows no more processes."""
+
+
+def _without_credentials() -> dict[str, str]:
+    """Our environment aside from addresses and keys of the servers, which user code does not need."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_CREDENTIALS)}
 
 
 class WorkerProcess:
@@ -49,7 +55,8 @@ class WorkerProcess:
     ) -> "WorkerProcess":
         """Runs `python -m module`, which opens a `ParentLink`, in a new process session.
 
-        `environment` replaces ours, `errors` our standard error. Raises `ProcessStartError`.
+        `environment` replaces ours without its credentials, `errors` our standard error. Raises
+        `ProcessStartError`.
         """
         pipe = asyncio.subprocess.PIPE
         try:
@@ -61,7 +68,7 @@ class WorkerProcess:
                 stdin=pipe,
                 stdout=pipe,
                 stderr=errors,
-                env=environment,
+                env=_without_credentials() if environment is None else environment,
                 start_new_session=True,  # `kill` also reaches processes that user code started
             )
         except OSError as error:

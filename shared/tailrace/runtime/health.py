@@ -7,13 +7,18 @@ The service's own event loop serves it, so a blocked loop does not answer `/live
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from tailrace import metrics
 from tailrace.config import ConfigError
+from tailrace_protos.base import encode_json
 
 REQUEST_TIMEOUT_S = 5.0
+_TIMER_S = 0.25
 MAX_REQUEST_LINES = 100
 
 
@@ -71,6 +76,36 @@ class HealthServer:
             status = "503 Service Unavailable" if reason else "200 OK"
             return status, "text/plain", f"{reason or 'ok'}\n".encode()
         return "404 Not Found", "text/plain", b"try /livez, /readyz or /metrics\n"
+
+
+@contextmanager
+def announced(port: int, run: str, service: str, instance_id: str) -> Iterator[None]:
+    """Keeps a file for Prometheus's `file_sd_configs` with a port that the system chose.
+
+    It is `metrics/<instance>-<pid>.json` in `TAILRACE_STATE_DIR`; without that, or for a chosen port,
+    there is none.
+    """
+    folder = os.environ.get("TAILRACE_STATE_DIR", "")
+    if not folder or os.environ.get("TAILRACE_METRICS_PORT", "0") != "0":
+        yield
+        return
+    path = Path(folder) / "metrics" / f"{instance_id or service}-{os.getpid()}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    labels = {"run": run, "service": service, "pod": instance_id}
+    path.write_bytes(encode_json([{"targets": [f"127.0.0.1:{port}"], "labels": labels}]))
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+async def watch_loop_delay() -> None:
+    """Measures for ever how late the event loop runs a timer."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due_s = loop.time() + _TIMER_S
+        await asyncio.sleep(_TIMER_S)
+        metrics.LOOP_DELAY_SECONDS.observe(max(0.0, loop.time() - due_s))
 
 
 def _port(text: str) -> int:

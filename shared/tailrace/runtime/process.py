@@ -2,7 +2,8 @@
 
 `python -m tailrace_<service> --config FILE [--instance-id ID]`. `--server-id` and `--worker-id` are
 aliases of `--instance-id`, with the names of the registry and of the leases. Exit codes: 0 after a
-drain, 2 for a wrong configuration (one line on stderr, no traceback), 1 otherwise.
+drain, 2 for a wrong configuration (one line on stderr, no traceback), 70 after an event loop that was
+blocked for too long, 1 otherwise.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from tailrace.config import (
 )
 from tailrace.runtime.guard import EXIT_CONFIG
 from tailrace.runtime.service import Service
+from tailrace.runtime.watchdog import LoopWatchdog
 
 C = TypeVar("C", bound=Config)
 
@@ -115,8 +117,12 @@ async def _serve(build: Build, args: Args) -> int:
     made = build(args)
     service = await made if inspect.isawaitable(made) else made
     log.bind(service=service.name)
-    tracing.configure(service.name)
-    exit_code = await service.serve()
+    tracing.configure(args.run, service.name, args.instance_id)
+    LoopWatchdog(service.max_blocked_s).start()
+    try:
+        exit_code = await service.serve()
+    finally:
+        await asyncio.to_thread(tracing.close)
     if exit_code == EXIT_CONFIG:
         _print_error(service.stop_reason)
     return exit_code

@@ -177,7 +177,7 @@ class PullActor(Generic[M]):
             return "malformed"
         traceparent = message.headers.get(tracing.HEADER, "") if message.headers else ""
         try:
-            with tracing.span(delivery.subject, traceparent):
+            with tracing.carried(traceparent):
                 work = spec.handler(decoded, delivery)
                 result = await self._guard.run(self.where, work, expected=(HandBack,))
         except HandBack as order:

@@ -1,9 +1,9 @@
 """`Service`: one process, its actors, and their life cycle from start to drain.
 
 Start: metrics port, NATS, start hooks, actors, loops, ready. Drain, on SIGTERM, SIGINT or `stop`: not
-ready, no new messages, messages in flight finish or are handed back, loops and tasks are cancelled,
-drain hooks run in reverse order, NATS closes. The wait for messages in flight, and each drain hook,
-ends after `drain_s`; a second signal ends the wait at once.
+ready, stop hooks, no new messages, messages in flight finish or are handed back, loops and tasks are
+cancelled, drain hooks run in reverse order, NATS closes. The wait for stop hooks and messages in
+flight, and each drain hook, ends after `drain_s`; a second signal ends the wait at once.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,8 +24,8 @@ from tailrace.bus import Bus, flush
 from tailrace.config import Endpoints, RunConfig
 from tailrace.log import get_logger
 from tailrace.runtime.endpoint import EndpointActor, EndpointSpec
-from tailrace.runtime.guard import EXIT_FAILED, Failure, Guard, Tasks
-from tailrace.runtime.health import HealthServer
+from tailrace.runtime.guard import EXIT_FAILED, Failure, Guard, Tasks, finish
+from tailrace.runtime.health import HealthServer, announced, watch_loop_delay
 from tailrace.runtime.pull import PullActor, PullSpec
 from tailrace.runtime.settlement import Delivery
 from tailrace.runtime.subscription import SubscriptionActor
@@ -35,6 +36,7 @@ log = get_logger(__name__)
 
 VERSION = "0.1.0"  # of the wire contract; NATS micro requires one per service
 CLOSE_TIMEOUT_S = 5.0
+MAX_BLOCKED_S = 15.0  # four times this ends the process, as the kubelet's liveness probe does
 READY_FILE = "TAILRACE_READY_FILE"
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -60,11 +62,13 @@ class Service:
         *,
         instance_id: str = "",
         drain_s: float = 20.0,
+        max_blocked_s: float = MAX_BLOCKED_S,
     ) -> None:
         self.name = name
         self.run = run
         self.endpoints = endpoints
         self.instance_id = instance_id
+        self.max_blocked_s = max_blocked_s  # of the event loop, for `LoopWatchdog`
         self.draining = asyncio.Event()
         self.bus = Bus(
             endpoints, name=f"{name}/{instance_id}" if instance_id else name, run=run.exp_name
@@ -78,9 +82,11 @@ class Service:
         self._actors: list[Actor] = []
         self._loops: list[tuple[str, Hook]] = []
         self._start_hooks: list[Hook] = []
+        self._stop_hooks: list[Hook] = []
         self._drain_hooks: list[Hook] = []
         self._micro: MicroService | None = None
         self._serving = False
+        self._closing = ExitStack()
         self._ready: bool | None = None  # None: ready at the end of the start
         self._exit_code = 0
         self.stop_reason = ""  # reason of a non-zero exit code
@@ -150,6 +156,10 @@ class Service:
         """Adds a hook to await after NATS is connected and before the first message, in order."""
         self._start_hooks.append(hook)
 
+    def on_stop(self, hook: Hook) -> None:
+        """Adds a hook to await first in a drain, while loops still run; `drain_s` is its limit too."""
+        self._stop_hooks.append(hook)
+
     def on_drain(self, hook: Hook) -> None:
         """Adds a hook to await after actors and tasks, before NATS closes, in reverse order."""
         self._drain_hooks.append(hook)
@@ -207,6 +217,9 @@ class Service:
     async def _start(self) -> None:
         await self.health.start()
         log.info("metrics port", port=self.health.port)
+        self._closing.enter_context(
+            announced(self.health.port, self.run.exp_name, self.name, self.instance_id)
+        )
         await self.bus.start()
         self._micro = await nats.micro.add_service(
             self.bus.connection.client,
@@ -227,6 +240,7 @@ class Service:
         for actor in tuple(self._actors):  # a later declaration starts itself
             await self._start_actor(actor)
         await flush(self.bus.connection.client)  # a ready service is reachable at every endpoint
+        self._tasks.loop("event loop delay", watch_loop_delay)
         for name, body in loops:
             self._tasks.loop(name, body)
         if self._ready is None:
@@ -237,6 +251,8 @@ class Service:
     async def _drain(self) -> None:
         self.set_ready(False)
         asyncio.get_running_loop().call_later(self._drain_s, self._hurry.set)
+        hooks = [self._guard.run("stop hook", hook()) for hook in self._stop_hooks]
+        await finish(map(asyncio.create_task, hooks), self._hurry)
         if self._serving:
             await self._drain_actors()
         await self._tasks.end()
@@ -255,6 +271,7 @@ class Service:
     async def _close(self) -> None:
         await self._guard.run("close", asyncio.wait_for(self.bus.close(), CLOSE_TIMEOUT_S))
         await self.health.stop()
+        self._closing.close()
         for number in SIGNALS:
             asyncio.get_running_loop().remove_signal_handler(number)
 

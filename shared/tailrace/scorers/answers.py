@@ -12,7 +12,7 @@ from tailrace_protos.chat import ChatMessage
 TRUTH_KEYS = ("ground_truth", "answer", "answers", "golden_answers", "target", "solution", "label")
 
 _TAIL_CHARS = 4000  # a stated answer is searched at the end of a reply
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile("</?answer>", re.IGNORECASE)
 _STATED = re.compile(r"\banswer(?:\*\*)?\s*(?:is|are|was|[:=])[ \t:*]*", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|\.(?=\s|$)|\*\*")
 _DOLLARS = re.compile(r"(?<!\\)\$([^$\n]{1,400})(?<!\\)\$")
@@ -88,8 +88,18 @@ def marked_answer(reply: str) -> str | None:
     _, mark, rest = reply.rpartition("####")
     if mark:
         return rest.strip().partition("\n")[0].strip() or None
-    found = _TAG.findall(reply)
-    return found[-1].strip() if found else None
+    return _tagged(reply)
+
+
+def _tagged(reply: str) -> str | None:
+    """Text of the last `<answer>` that is closed."""
+    found, start = None, -1
+    for tag in _TAG.finditer(reply):
+        if tag[0].startswith("</"):
+            found, start = (reply[start : tag.start()].strip(), -1) if start >= 0 else (found, -1)
+        elif start < 0:
+            start = tag.end()
+    return found
 
 
 def final_answer(reply: str) -> str | None:

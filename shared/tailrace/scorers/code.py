@@ -14,7 +14,7 @@ from tailrace.scorers.answers import NoTruthError, truth_of
 
 TEST_KEYS = ("tests", "test_cases", "input_output", "test_list", "test")
 
-_FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"```[ \t]*+([\w+-]*+)[^\n`]*+\n(.*?)```", re.DOTALL)
 _PYTHON = frozenset({"", "python", "py", "python3"})
 _MARK = "tailrace-result:"
 _TOLERANCE = 1e-6

@@ -7,7 +7,7 @@ import msgspec
 
 from tailrace.channel.generation import Generation
 from tailrace_protos.base import Int32Bytes
-from tailrace_protos.generation import SamplingParams, TokenChunk
+from tailrace_protos.generation import Guide, SamplingParams, TokenChunk
 
 OnChunk = Callable[[TokenChunk], None]
 
@@ -32,6 +32,7 @@ class TurnRequest(msgspec.Struct, frozen=True):
     turn: int  # number of the call in its episode, from 0
     on_chunk: OnChunk | None = None
     top_logprobs: int = 0
+    guide: Guide | None = None
 
 
 class Policy(Protocol):

@@ -18,7 +18,7 @@ from tailrace_protos.chat import ToolSchema
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_MAX_RESULT_BYTES = 16 << 20
 
-_NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+_NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}\Z")
 
 
 class ToolUnavailableError(Exception):

@@ -11,6 +11,7 @@ writes its audit event. Each script may be repeated, so a restart of Redis only 
 | `groups` | the records of the buffer |
 | `sessions` | `SessionLogs`: gateway sessions and their logs; `OutsideEpisodes` |
 | `outbox` | events for EVENTS; finished turns of running episodes |
+| `quarantine` | entries that cannot be decoded |
 | `blobs` | claim checks, the model card, policy versions |
 | `scripts` `lua/` | the Lua scripts: atomic state changes |
 """

@@ -10,6 +10,7 @@ from tailrace.log import get_logger
 from tailrace.store import scripts
 from tailrace.store.connection import StoreConnection
 from tailrace.store.errors import BlobGoneError, StoreUnavailableError
+from tailrace.store.quarantine import MALFORMED, quarantine
 from tailrace_protos.base import decode, encode
 from tailrace_protos.subjects import redis_prefix
 from tailrace_protos.weights import ModelCard, WeightManifest
@@ -91,7 +92,11 @@ class Versions:
     async def all(self) -> dict[int, tuple[str, int]]:
         """Returns policy_version -> (lineage, optimizer step) of all recorded versions."""
         entries = await self._redis.read_hash(f"{self._prefix}versions")
-        kind = tuple[str, int]
-        return {
-            int(version): msgspec.msgpack.decode(entry, type=kind) for version, entry in entries.items()
-        }
+        versions: dict[int, tuple[str, int]] = {}
+        for version, entry in entries.items():
+            try:
+                versions[int(version)] = msgspec.msgpack.decode(entry, type=tuple[str, int])
+            except MALFORMED as error:
+                name = version.decode(errors="replace")
+                await quarantine(self._redis, self._prefix, "version", name, (entry,), error)
+        return versions

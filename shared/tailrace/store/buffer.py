@@ -1,21 +1,22 @@
 """Trajectory buffer: groups from their admission to the checkpoint that covers them.
 
 A group is recorded (`record_group`), and each member settles once (`put_trajectory`, `cancel_members`).
-The last member closes the group: a train group with enough valid members goes to the learner, other
-groups are discarded; payloads of evaluation are never stored. A group that the learner has taken
-(`next_groups`) is retained until a checkpoint covers it (`commit_checkpoint`) or it is dropped
-(`mark_dropped`).
+The last member closes the group: a train group with enough valid members waits for the learner, other
+groups are discarded; payloads of evaluation are never stored. The learner takes the oldest first
+(`next_groups`). It leaves places of its step for open groups that no later step may train
+(`begin_groups` tells their age). A group that it has taken is retained until a checkpoint covers it
+(`commit_checkpoint`) or it is dropped (`mark_dropped`).
 
-A restarted learner reads all retained groups again, in the same order. It may die between the write of
-a checkpoint file and its commit. Therefore a checkpoint stores the entry ids that it covers and the
-event, and a resuming learner commits the loaded checkpoint *before* its first `next_groups`. The commit
-is idempotent: no group is released twice, and no event is emitted twice.
+A restarted learner gets all retained groups again, in the order in which they were taken. It may die
+between the write of a checkpoint file and its commit. Therefore a checkpoint stores the entry ids that
+it covers and the event, and a resuming learner commits the loaded checkpoint *before* its first
+`next_groups`. The commit is idempotent: no group is released twice, and no event is emitted twice.
 """
 
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ from tailrace.store.groups import (
     settled_event,
     unplayed_trajectory,
 )
+from tailrace.store.quarantine import MALFORMED, quarantine
 from tailrace_protos.base import decode, encode
 from tailrace_protos.episode import Outcome
 from tailrace_protos.event import CheckpointSaved
@@ -38,6 +40,8 @@ from tailrace_protos.subjects import redis_prefix
 from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
 
 _START = "0-0"
+NOTHING_OLD = -1
+"""No step: every group may still be trained later."""
 
 
 class TrajectoryBuffer:
@@ -47,7 +51,8 @@ class TrajectoryBuffer:
         self._redis = redis
         self._script = redis.pipeline.script
         self._prefix = redis_prefix(run)
-        self._taken_up_to = _START
+        self._taken_up_to = 0  # place in the order of taking
+        self._seen_closing = _START
 
     async def record_group(self, record: GroupRecord) -> None:
         """Records a group, before its episodes are published; idempotent."""
@@ -62,13 +67,31 @@ class TrajectoryBuffer:
             encode(record),
             "scheduler",
             encode(admitted_event(record)),
+            record.step,
         )
+
+    async def begin_groups(self, steps: Mapping[str, int], *, defer: bool = False) -> None:
+        """Notes the optimizer step of the first tokens of open groups; a repeated note is ignored.
+
+        `defer`: the new step wins, so that the learner does not wait for these groups now.
+        """
+        flat = [value for item in steps.items() for value in item]
+        if flat:
+            await self._script(scripts.BEGIN_GROUPS, self._prefix, "defer" if defer else "", *flat)
 
     async def open_groups(self) -> list[GroupRecord]:
         """Returns all open groups, sorted by index, with their attempts and settled members."""
-        group_ids = await self._redis.pipeline.command("ZRANGE", f"{self._prefix}open", 0, -1)
+        group_ids, ages = await asyncio.gather(
+            self._redis.pipeline.command("ZRANGE", f"{self._prefix}open", 0, -1),
+            self._redis.pipeline.command("ZRANGE", f"{self._prefix}ages", 0, -1, "WITHSCORES"),
+        )
+        begun = {one.decode(): int(step) for one, step in zip(ages[::2], ages[1::2], strict=True)}
         found = await asyncio.gather(*(self._group(group_id.decode()) for group_id in group_ids))
-        return [record for record in found if record is not None]
+        return [
+            msgspec.structs.replace(record, begun_step=begun.get(record.group_id, -1))
+            for record in found
+            if record is not None
+        ]
 
     async def raise_attempt(self, group_id: str, member: int, reason: str) -> int | None:
         """Raises the attempt number of a member and returns it; None if the member is settled."""
@@ -109,20 +132,24 @@ class TrajectoryBuffer:
             return PutResult.UNKNOWN_GROUP
         return PutResult.SETTLED if settled else PutResult.ALREADY_SETTLED
 
-    async def next_groups(self, max_groups: int, block_s: float) -> list[ReadyGroup]:
-        """Returns up to `max_groups` closed groups in order; after a start, retained groups come first.
+    async def next_groups(
+        self, max_groups: int, block_s: float, old_step: int = NOTHING_OLD
+    ) -> list[ReadyGroup]:
+        """Returns up to `max_groups` closed groups, oldest first; after a start, retained ones before.
 
-        Waits up to `block_s` for the first group.
+        `max_groups` is the number of places left in the learner's step. This step is the last that may
+        train groups whose first tokens are of `old_step` or before: while as many of them are open as
+        places are left, younger groups wait. Waits up to `block_s` for the first group.
         """
-        taken = await self._take(max_groups)
+        taken = await self._take(max_groups, old_step)
         if not taken:
-            await self._redis.wait_for_entry(f"{self._prefix}ready", self._taken_up_to, block_s)
-            taken = await self._take(max_groups)
+            await self._redis.wait_for_entry(f"{self._prefix}closings", self._seen_closing, block_s)
+            taken = await self._take(max_groups, old_step)
         return taken
 
     def rewind(self) -> None:
         """Makes `next_groups` begin again with all retained groups, as after a start."""
-        self._taken_up_to = _START
+        self._taken_up_to = 0
 
     async def mark_dropped(self, entry_ids: Sequence[str], reason: str) -> None:
         """Removes taken groups that are not trained; the scheduler may admit others."""
@@ -161,30 +188,44 @@ class TrajectoryBuffer:
         )
         return known, settled, closed
 
-    async def _take(self, max_groups: int) -> list[ReadyGroup]:
-        entries = await self._script(scripts.TAKE_READY, self._prefix, self._taken_up_to, max_groups)
-        taken = [_ready_group(entry) for entry in entries]
-        if taken:
-            self._taken_up_to = taken[-1].entry_id
-        return taken
+    async def _take(self, max_groups: int, old_step: int) -> list[ReadyGroup]:
+        closing, *entries = await self._script(
+            scripts.TAKE_READY, self._prefix, self._taken_up_to, max_groups, old_step
+        )
+        self._seen_closing = closing.decode()
+        if entries:
+            self._taken_up_to = int(entries[-1][0])
+        groups: list[ReadyGroup] = []
+        for entry in entries:
+            try:
+                groups.append(_ready_group(entry))
+            except MALFORMED as error:
+                stream_id, group_id = entry[1].decode(), entry[2].decode(errors="replace")
+                await quarantine(self._redis, self._prefix, "group", group_id, entry[5], error)
+                await self.mark_dropped([stream_id], "corrupted")
+        return groups
 
     async def _group(self, group_id: str) -> GroupRecord | None:
-        """Returns the record of an open group with its progress."""
+        """Returns the record of an open group with its progress; None if it is closed or corrupted."""
         found = await self._redis.read_hash(f"{self._prefix}group:{group_id}")
         fields = {name.decode(): value for name, value in found.items()}
         if not fields:
             return None
-        record = decode(fields["record"], GroupRecord)
-        members = range(len(record.tasks))
-        return msgspec.structs.replace(
-            record,
-            attempts=tuple(int(fields.get(f"a{member}", b"0")) for member in members),
-            settled={m: Outcome(fields[f"s{m}"].decode()) for m in members if f"s{m}" in fields},
-        )
+        try:
+            record = decode(fields["record"], GroupRecord)
+            members = range(len(record.tasks))
+            return msgspec.structs.replace(
+                record,
+                attempts=tuple(int(fields.get(f"a{member}", b"0")) for member in members),
+                settled={m: Outcome(fields[f"s{m}"].decode()) for m in members if f"s{m}" in fields},
+            )
+        except MALFORMED as error:
+            await quarantine(self._redis, self._prefix, "open_group", group_id, fields.values(), error)
+            return None
 
 
 def _ready_group(entry: list[Any]) -> ReadyGroup:
-    stream_id, group_id, index, num_bytes, payloads = entry
+    _, stream_id, group_id, index, num_bytes, payloads = entry
     members = tuple(decode(payload, Trajectory) for payload in payloads)
     group = TrajectoryGroup(group_id=group_id.decode(), group_index=int(index), members=members)
     return ReadyGroup(stream_id.decode(), num_bytes, group)

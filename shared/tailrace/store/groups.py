@@ -25,6 +25,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 0.0  # from admission to the deadline
     attempts: tuple[int, ...] = ()  # current attempt of each member; empty: all 0
     settled: dict[int, Outcome] = {}  # member -> outcome
+    begun_step: int = -1  # optimizer step of its first tokens; -1: none was sampled
 
     def episode_id(self, member: int) -> str:
         """Returns the id of one member's episode."""
@@ -56,6 +57,8 @@ class BufferCounters(msgspec.Struct, frozen=True):
     unconsumed_bytes: int = 0
     retained_groups: int = 0
     retained_bytes: int = 0
+    num_taken: int = 0  # groups ever taken by a learner
+    places_kept: int = 0  # of the learner's step, after its last take; counted where places are kept
 
 
 def admitted_event(record: GroupRecord) -> GroupAdmitted:
@@ -89,6 +92,8 @@ def settled_event(trajectory: Trajectory) -> EpisodeSettled:
         finished_unix_s=trajectory.finished_unix_s,
         num_tool_calls=int(trajectory.metrics.get("num_tool_calls", -1)),
         num_cut_replies=int(trajectory.metrics.get("num_cut_replies", 0)),
+        stages=trajectory.stages,
+        context_tokens=max((len(row.token_ids) // 4 for row in trajectory.rows), default=0),
     )
 
 

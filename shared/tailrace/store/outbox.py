@@ -17,9 +17,10 @@ import msgspec
 
 from tailrace.store import scripts
 from tailrace.store.connection import StoreConnection
+from tailrace.store.quarantine import MALFORMED, quarantine
 from tailrace_protos.base import encode
 from tailrace_protos.event import Event, EventBody
-from tailrace_protos.journal import JournalRecord, decode_record
+from tailrace_protos.journal import JournalRecord, OldRecordError, decode_record
 from tailrace_protos.subjects import redis_prefix
 
 _REPEATS_WITHIN_S = 3600  # only the caller repeats a call, after a lost answer
@@ -71,7 +72,15 @@ class Outbox:
 
     async def _read(self, max_events: int) -> list[Event]:
         entries = await self._redis.pipeline.script(scripts.READ_OUTBOX, self._prefix, max_events)
-        return [_event(seq.decode(), fields) for seq, fields in entries]
+        events: list[Event] = []
+        for encoded, fields in entries:
+            seq = encoded.decode()
+            try:
+                events.append(_event(seq, fields))
+            except MALFORMED as error:
+                await quarantine(self._redis, self._prefix, "event", seq, fields, error)
+                await self.ack([seq])
+        return events
 
 
 def _event(seq: str, fields: list[bytes]) -> Event:
@@ -98,6 +107,7 @@ class Journal:
     """Journals of one run; one object per running attempt."""
 
     def __init__(self, redis: StoreConnection, run: str) -> None:
+        self._redis = redis
         self._script = redis.pipeline.script
         self._prefix = redis_prefix(run)
         self._writer = uuid.uuid4().hex
@@ -119,14 +129,25 @@ class Journal:
         return AppendResult(result.decode())
 
     async def load(self, episode_id: str) -> list[JournalRecord]:
-        """Returns the stored records in order; from now on only this object may append."""
+        """Returns the stored records in order; from now on only this object may append.
+
+        A journal with a corrupted record is set aside, and its episode begins again. Raises
+        `OldRecordError`.
+        """
         group_id, _, member = episode_id.rpartition(".")
         flat = await self._script(
             scripts.LOAD_JOURNAL, self._prefix, episode_id, group_id, member, self._writer, _LIFETIME_S
         )
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
-        indices = sorted(int(field) for field in fields if field != b"writer")
-        return [decode_record(fields[str(index).encode()]) for index in indices]
+        try:
+            indices = sorted(int(field) for field in fields if field != b"writer")
+            return [decode_record(fields[str(index).encode()]) for index in indices]
+        except OldRecordError:
+            raise
+        except MALFORMED as error:
+            await quarantine(self._redis, self._prefix, "journal", episode_id, flat, error)
+            await self.clear(episode_id)
+            return await self.load(episode_id)
 
     async def clear(self, episode_id: str) -> None:
         """Removes the records of an episode that begins again, unless another writer took over."""

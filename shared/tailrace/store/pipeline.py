@@ -20,6 +20,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     AuthenticationError,
+    NoPermissionError,
     NoScriptError,
     ReadOnlyError,
     RedisError,
@@ -36,7 +37,7 @@ from redis.exceptions import (
 from tailrace.log import get_logger
 from tailrace.retry import Backoff
 from tailrace.store.errors import StoreError, StoreFullError, StoreRefusedError, StoreUnavailableError
-from tailrace.store.scripts import Script
+from tailrace.store.scripts import ALL, Script
 
 log = get_logger(__name__)
 
@@ -245,7 +246,7 @@ class AutoPipeline:
             log.info("redis is back", url=self._url, waited_s=round(loop.time() - began, 2))
 
     async def _exchange(self, batch: Sequence[_Command]) -> None:
-        """Makes one round trip; commands with an unknown script stay open, and Redis loads it."""
+        """Makes one round trip; commands with an unknown script stay open until Redis has loaded it."""
         self.num_batches += 1
         self.num_commands += len(batch)
         _BATCH_COMMANDS.observe(len(batch))
@@ -257,19 +258,25 @@ class AutoPipeline:
             await self._connection.send_packed_command(
                 [command.packed for command in batch], check_health=False
             )
-            unknown: dict[str, Script] = {}
+            misses_scripts = False
             for command in batch:
                 answer = await self._read()
                 if isinstance(answer, NoScriptError) and command.script is not None:
-                    unknown[command.script.digest] = command.script
+                    misses_scripts = True
                 elif isinstance(answer, RedisError):
                     self._refuse(command, str(answer))
                 else:
                     self._answer(command, answer)
-            for script in unknown.values():
-                packed = _pack("SCRIPT", "LOAD", script.source)
-                await self._connection.send_packed_command([packed], check_health=False)
-                await self._read()
+            if misses_scripts:
+                await self._load_scripts()
+
+    async def _load_scripts(self) -> None:
+        """Loads all scripts, also for users who may not; these wait until someone has."""
+        packed = [_pack("SCRIPT", "LOAD", script.source) for script in ALL]
+        await self._connection.send_packed_command(packed, check_health=False)
+        answers = [await self._read() for _ in packed]
+        if isinstance(answers[0], NoPermissionError):
+            raise RedisConnectionError("waiting for the scheduler to load the scripts")
 
     async def _read(self) -> Any:
         """Reads one answer; returns error answers, raises a lost connection or a loading Redis."""

@@ -5,6 +5,7 @@ receives no new calls, and still receives messages for itself.
 """
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from nats.micro.service import EndpointStats as MicroStats
 from nats.micro.service import Service as MicroService
 
 from tailrace.bus import Bus, flush
+from tailrace.config import ConfigError
 from tailrace.log import get_logger
 from tailrace.sdk.tool import ToolSpec
 from tailrace.tools.episode_tools import ToolsMissingError
@@ -145,10 +147,22 @@ def _note(
     except msgspec.DecodeError as error:
         log.error("tool without a valid schema ignored", subject=endpoint.subject, reason=str(error))
         return
-    if endpoint.subject in wanted_own:
-        own[tool.name] = tool
-    elif endpoint.subject == subjects.tool(tool.name):
-        found[tool.name] = tool
+    place = own if endpoint.subject in wanted_own else found
+    if place is found and endpoint.subject != subjects.tool(tool.name):
+        return
+    if (known := place.setdefault(tool.name, tool)) != tool:
+        log.warning(
+            "workers serve one tool with different schemas",
+            subject=endpoint.subject,
+            schemas=sorted(map(schema_hash, (known, tool))),
+            remedy="end the workers of the older schema",
+        )
+
+
+def schema_hash(tool: ToolSchema) -> str:
+    """Eight letters that tell schemas of one tool apart: name, description and parameters."""
+    content = msgspec.json.encode([tool.name, tool.description, tool.parameters], order="sorted")
+    return hashlib.blake2b(content, digest_size=4).hexdigest()
 
 
 def _keep(data: bytes, kind: Any, into: list[Any]) -> None:
@@ -189,6 +203,12 @@ class Registration:
                 metadata=endpoint_metadata(spec),
             )
         await flush(client)
+        if denied := self._bus.connection.denied:
+            names = ", ".join(spec.name for spec in specs)
+            raise ConfigError(
+                f"NATS does not let this user serve {names} ({denied[0]}): give the credentials of a "
+                "user that may"
+            )
 
     async def drain_tools(self) -> None:
         """Removes the endpoints of tools; the endpoint of the worker stays."""

@@ -1,4 +1,4 @@
-"""Weights as bytes, from the learner to the inference servers, without torch.
+"""Weights as bytes, from the learner to the inference servers. Only broadcasts need torch.
 
 | module | contains |
 |---|---|
@@ -8,6 +8,9 @@
 | `deltas` | differences between two versions, and the version from them |
 | `copying` | copy of a buffer from shared memory of the same host, else over ZMQ |
 | `publisher` | the learner's side: `WeightPublisher` |
+| `files` | versions as safetensors files on a volume |
+| `relay` | fetches from other servers, and passes on to them while bytes arrive |
+| `broadcast`, `process_group` | places in broadcasts; their groups of torch.distributed |
 | `receiver` | the inference server's side: `WeightReceiver`, `StagedWeights` |
 """
 

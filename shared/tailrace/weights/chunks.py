@@ -2,191 +2,316 @@
 
 The receiver pulls: it has at most `credit` open requests and repeats requests without a reply. So no
 queue grows beyond the credit, a lost message costs one timeout, and a slow receiver slows only itself.
-CURVE encrypts if the server listens on more than loopback; only peers that got the server's key over
-the (authenticated) bus can connect.
+A holder may serve a buffer that still arrives: requests for missing ranges wait until they are there,
+and the receiver hears meanwhile that the holder lives. CURVE encrypts if the server listens on more
+than loopback; only peers that got the server's key over the (authenticated) bus can connect.
+
+A chunk is two frames, `ChunkReply` and its bytes. The sender sends the bytes from the buffer itself;
+the receiver copies them once, from the message into its buffer.
 """
 
 import asyncio
-import socket
 from collections import deque
 from collections.abc import Callable
 
 import zmq
 import zmq.asyncio
 
+from tailrace.config import advertised_host
 from tailrace.log import get_logger
 from tailrace.weights.errors import WeightsGoneError, WeightsUnreachableError
-from tailrace_protos.base import EMPTY, MalformedMessageError, decode, encode
+from tailrace_protos.base import MalformedMessageError, decode, encode
 from tailrace_protos.weights import ChunkReply, ChunkRequest, WeightSource
 
 log = get_logger(__name__)
 
-LOOPBACK = ("127.0.0.1", "localhost")
+CHUNK_BYTES = 1 << 20
 MAX_CHUNK_BYTES = 8 << 20
 _MAX_QUEUED = 64  # messages per peer; above any receiver's credit
+_MAX_WAITING = 1024  # requests for ranges that have not arrived yet
+_NOT_HELD = "this version is no longer held"
+_STARVED_S = 60.0  # a holder that only says that it waits for so long is given up
 
-Held = Callable[[int, bool], memoryview | None]
+
+def reachable_host(bind_host: str, advertise_host: str) -> str:
+    """Address of this host for others, from two settings."""
+    if advertise_host:
+        return advertise_host
+    return advertised_host() if bind_host in ("0.0.0.0", "*") else bind_host
+
+
+class Holding:
+    """Buffer that is complete, or arrives chunk by chunk."""
+
+    def __init__(self, data: memoryview, *, complete: bool, chunk_bytes: int = CHUNK_BYTES) -> None:
+        assert 0 < chunk_bytes <= MAX_CHUNK_BYTES
+        self.data = data
+        self.chunk_bytes = chunk_bytes
+        self._missing = set() if complete else set(range(-(-data.nbytes // chunk_bytes)))
+        self._arrival = asyncio.Event()
+
+    @property
+    def is_complete(self) -> bool:
+        """Says whether all bytes are there."""
+        return not self._missing
+
+    def missing(self, stripe: int = 0, num_stripes: int = 1) -> list[int]:
+        """Offsets of the missing chunks of one part, ascending."""
+        chunks = sorted(chunk for chunk in self._missing if chunk % num_stripes == stripe)
+        return [chunk * self.chunk_bytes for chunk in chunks]
+
+    def size_at(self, offset: int) -> int:
+        """Bytes of the chunk that begins at `offset`."""
+        return min(self.chunk_bytes, self.data.nbytes - offset)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Writes a whole chunk to its place."""
+        self.data[offset : offset + data.nbytes] = data
+        self._missing.discard(offset // self.chunk_bytes)
+        self._arrival.set()
+        self._arrival = asyncio.Event()
+
+    def forget(self, start: int, end: int) -> None:
+        """Marks the chunks of a range as missing, since they are damaged."""
+        self._missing.update(range(start // self.chunk_bytes, -(-end // self.chunk_bytes)))
+
+    def has(self, start: int, end: int) -> bool:
+        """Says whether all bytes of a range are there."""
+        return not self._missing or self._missing.isdisjoint(
+            range(start // self.chunk_bytes, -(-end // self.chunk_bytes))
+        )
+
+    async def arrival(self, timeout_s: float) -> None:
+        """Waits until another chunk arrives, at most `timeout_s`."""
+        try:
+            await asyncio.wait_for(self._arrival.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+
+Held = Callable[[int, bool], Holding | None]
 
 
 class ChunkServer:
-    """ROUTER that answers `ChunkRequest`s from the buffers of `held(policy_version, is_delta)`."""
+    """ROUTER that answers `ChunkRequest`s from `held(policy_version, is_delta)`."""
 
-    def __init__(self, held: Held, *, bind_host: str = "127.0.0.1", advertise_host: str = "") -> None:
+    def __init__(
+        self,
+        held: Held,
+        *,
+        bind_host: str = "127.0.0.1",
+        advertise_host: str = "",
+        alive_s: float = 0.25,
+    ) -> None:
+        """`alive_s`: a waiting receiver hears after each such time that this holder lives."""
         self._held = held
         self._bind_host = bind_host
         self._advertise_host = advertise_host
-        self._context: zmq.asyncio.Context | None = None
+        self._alive_s = alive_s
+        self._router: zmq.asyncio.Socket | None = None
         self._task: asyncio.Task[None] | None = None
+        self._waiting: dict[tuple[bytes, bytes], asyncio.Task[None]] = {}
         self.endpoint = ""
         self.public_key = ""
         self.is_used = False  # whether a peer ever got bytes
+        self.num_sent_bytes = 0
         self.num_unsent = 0  # replies to peers that disconnected or exceeded all credit
 
     async def start(self) -> None:
         """Binds a free port and starts to serve."""
-        self._context = zmq.asyncio.Context()
-        router = self._context.socket(zmq.ROUTER)
+        router = self._router = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
         router.set(zmq.ROUTER_MANDATORY, 1)
-        router.set_hwm(_MAX_QUEUED)
+        router.set_hwm(2 * _MAX_QUEUED)  # in frames; a chunk is two
         router.set(zmq.LINGER, 0)
-        if self._bind_host not in LOOPBACK:
-            public, secret = zmq.curve_keypair()
-            router.set(zmq.CURVE_SERVER, 1)
-            router.set(zmq.CURVE_SECRETKEY, secret)
-            self.public_key = public.decode()
+        public, secret = zmq.curve_keypair()
+        router.set(zmq.CURVE_SERVER, 1)
+        router.set(zmq.CURVE_SECRETKEY, secret)
+        self.public_key = public.decode()
         port = router.bind_to_random_port(f"tcp://{self._bind_host}")
-        self.endpoint = f"tcp://{self._reachable_host()}:{port}"
+        self.endpoint = f"tcp://{reachable_host(self._bind_host, self._advertise_host)}:{port}"
         self._task = asyncio.create_task(self._serve(router), name="weight-chunks")
 
     async def stop(self) -> None:
         """Stops serving; receivers use another source or fail."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        if self._context is not None:
-            self._context.destroy(linger=0)
-
-    def _reachable_host(self) -> str:
-        if self._advertise_host:
-            return self._advertise_host
-        return socket.gethostname() if self._bind_host in ("0.0.0.0", "*") else self._bind_host
+        tasks = [*self._waiting.values(), *([self._task] if self._task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._router is not None:
+            self._router.close(linger=0)
 
     async def _serve(self, router: zmq.asyncio.Socket) -> None:
         while True:
             frames = await router.recv_multipart()
-            if len(frames) != 2:
-                continue
-            peer, payload = frames
-            try:
-                await router.send_multipart(
-                    [peer, encode(self._reply(payload))], zmq.NOBLOCK, copy=False
-                )
-            except zmq.ZMQError as error:
-                self.num_unsent += 1
-                log.debug("chunk not sent", error=str(error))
+            if len(frames) == 2:
+                await self._answer(router, *frames)
             await asyncio.sleep(0)  # recv does not yield while messages wait
 
-    def _reply(self, payload: bytes) -> ChunkReply:
+    async def _answer(self, router: zmq.asyncio.Socket, peer: bytes, payload: bytes) -> None:
         try:
             request = decode(payload, ChunkRequest)
         except MalformedMessageError as error:
-            return ChunkReply(-1, 0, EMPTY, str(error))
+            await self._send(router, peer, ChunkReply(-1, 0, error=str(error)))
+            return
         version, offset = request.policy_version, request.offset
-        buffer = self._held(version, request.is_delta)
-        if buffer is None:
-            return ChunkReply(version, offset, EMPTY, "this version is no longer held")
         end = offset + request.num_bytes
-        if offset < 0 or not 0 < request.num_bytes <= MAX_CHUNK_BYTES or end > buffer.nbytes:
-            reason = f"range {offset}..{end} is empty, too long or outside the {buffer.nbytes} bytes"
-            return ChunkReply(version, offset, EMPTY, reason)
-        self.is_used = True
-        return ChunkReply(version, offset, buffer[offset:end])
+        holding = self._held(version, request.is_delta)
+        if holding is None:
+            await self._send(router, peer, ChunkReply(version, offset, error=_NOT_HELD))
+        elif offset < 0 or not 0 < end - offset <= MAX_CHUNK_BYTES or end > holding.data.nbytes:
+            reason = (
+                f"range {offset}..{end} is empty, too long or outside the {holding.data.nbytes} bytes"
+            )
+            await self._send(router, peer, ChunkReply(version, offset, error=reason))
+        elif holding.has(offset, end):
+            await self._send(router, peer, ChunkReply(version, offset), holding.data[offset:end])
+        else:
+            self._answer_later(router, peer, payload, request, holding)
+
+    def _answer_later(
+        self,
+        router: zmq.asyncio.Socket,
+        peer: bytes,
+        payload: bytes,
+        request: ChunkRequest,
+        holding: Holding,
+    ) -> None:
+        key = (peer, payload)
+        if key in self._waiting or len(self._waiting) >= _MAX_WAITING:
+            return  # a repetition; or the receiver repeats it later
+        task = asyncio.create_task(self._wait_and_send(router, peer, request, holding))
+        self._waiting[key] = task
+        task.add_done_callback(lambda _: self._waiting.pop(key, None))
+
+    async def _wait_and_send(
+        self, router: zmq.asyncio.Socket, peer: bytes, request: ChunkRequest, holding: Holding
+    ) -> None:
+        version, offset = request.policy_version, request.offset
+        loop = asyncio.get_running_loop()
+        next_s = loop.time() + self._alive_s
+        while not holding.has(offset, offset + request.num_bytes):
+            await holding.arrival(max(0.0, next_s - loop.time()))
+            if self._held(version, request.is_delta) is not holding:
+                await self._send(router, peer, ChunkReply(version, offset, error=_NOT_HELD))
+                return
+            if loop.time() >= next_s:
+                next_s = loop.time() + self._alive_s
+                if not await self._send(router, peer, ChunkReply(version, offset, waiting=True)):
+                    return
+        data = holding.data[offset : offset + request.num_bytes]
+        await self._send(router, peer, ChunkReply(version, offset), data)
+
+    async def _send(
+        self, router: zmq.asyncio.Socket, peer: bytes, reply: ChunkReply, data: memoryview | None = None
+    ) -> bool:
+        """Sends without waiting; False if the peer is gone or does not read."""
+        frames: list[bytes | memoryview] = [peer, encode(reply)]
+        if data is not None:
+            frames.append(data)
+            self.is_used = True
+            self.num_sent_bytes += data.nbytes
+        try:
+            await router.send_multipart(frames, zmq.NOBLOCK, copy=data is None)
+        except zmq.ZMQError as error:
+            self.num_unsent += 1
+            log.debug("chunk not sent", error=str(error))
+            return False
+        return True
 
 
 class ChunkFetch:
-    """Transfer of one buffer into `into`."""
+    """Transfer of the missing chunks of a holding, or of one part of them, from one holder."""
 
     def __init__(
         self,
         source: WeightSource,
         policy_version: int,
-        into: memoryview,
+        into: Holding,
         *,
         is_delta: bool = False,
-        chunk_bytes: int = 1 << 20,
+        stripe: int = 0,
+        num_stripes: int = 1,
         credit: int = 8,
         silence_s: float = 1.0,
         max_silences: int = 10,
     ) -> None:
-        assert 0 < chunk_bytes <= MAX_CHUNK_BYTES
         assert 0 < credit <= _MAX_QUEUED
         self._source = source
         self._version = policy_version
         self._into = into
         self._is_delta = is_delta
-        self._missing = deque(range(0, into.nbytes, chunk_bytes))
+        self._part = (stripe, num_stripes)
+        self._todo: deque[int] = deque()
         self._asked: set[int] = set()
-        self._chunk_bytes = chunk_bytes
         self._credit = credit
         self._silence_s = silence_s
         self._max_silences = max_silences
+        self._starved_since_s = 0.0
 
     async def run(self) -> None:
         """Fetches all bytes; raises `WeightsGoneError` or `WeightsUnreachableError`."""
         if not self._source.zmq_endpoint:
             raise WeightsUnreachableError("", 0.0)
-        context = zmq.asyncio.Context()
-        try:
-            num_silences = 0
-            while self._missing:
-                progressed = await self._pull(self._connect(context))
-                num_silences = 0 if progressed else num_silences + 1
-                if num_silences > self._max_silences:
-                    silent_s = num_silences * self._silence_s
-                    raise WeightsUnreachableError(self._source.zmq_endpoint, silent_s)
-        finally:
-            context.destroy(linger=0)
+        num_silences = 0
+        while self._into.missing(*self._part):
+            dealer = self._connect()
+            try:
+                progressed = await self._pull(dealer)
+            finally:
+                dealer.close(linger=0)
+            num_silences = 0 if progressed else num_silences + 1
+            if num_silences > self._max_silences:
+                silent_s = num_silences * self._silence_s
+                raise WeightsUnreachableError(self._source.zmq_endpoint, silent_s)
 
-    def _connect(self, context: zmq.asyncio.Context) -> zmq.asyncio.Socket:
-        dealer = context.socket(zmq.DEALER)
-        dealer.set_hwm(_MAX_QUEUED)
+    def _connect(self) -> zmq.asyncio.Socket:
+        if not self._source.zmq_public_key:  # every sender has a key
+            raise WeightsUnreachableError(self._source.zmq_endpoint, 0.0)
+        dealer = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        dealer.set_hwm(2 * _MAX_QUEUED)
         dealer.set(zmq.LINGER, 0)
-        if self._source.zmq_public_key:
-            public, secret = zmq.curve_keypair()
-            dealer.set(zmq.CURVE_SERVERKEY, self._source.zmq_public_key.encode())
-            dealer.set(zmq.CURVE_PUBLICKEY, public)
-            dealer.set(zmq.CURVE_SECRETKEY, secret)
+        public, secret = zmq.curve_keypair()
+        dealer.set(zmq.CURVE_SERVERKEY, self._source.zmq_public_key.encode())
+        dealer.set(zmq.CURVE_PUBLICKEY, public)
+        dealer.set(zmq.CURVE_SECRETKEY, secret)
         dealer.connect(self._source.zmq_endpoint)
         return dealer
 
     async def _pull(self, dealer: zmq.asyncio.Socket) -> bool:
-        """Pulls over one connection until done or silent; unanswered requests are missing again."""
+        """Pulls over one connection until done or silent; says whether anything came."""
         progressed = False
-        while self._missing or self._asked:
-            while self._missing and len(self._asked) < self._credit:
-                await self._ask(dealer, self._missing.popleft())
+        self._todo = deque(self._into.missing(*self._part))
+        self._asked.clear()
+        self._starved_since_s = asyncio.get_running_loop().time()
+        while self._todo or self._asked:
+            await self._ask(dealer)
             if not await dealer.poll(int(self._silence_s * 1000)):
                 break
-            progressed |= self._take(await dealer.recv(copy=True))
-        dealer.close(linger=0)
-        self._missing.extend(sorted(self._asked))
-        self._asked.clear()
+            progressed |= self._take(await dealer.recv_multipart(copy=False))
         return progressed
 
-    async def _ask(self, dealer: zmq.asyncio.Socket, offset: int) -> None:
-        self._asked.add(offset)
-        num_bytes = min(self._chunk_bytes, self._into.nbytes - offset)
-        request = ChunkRequest(self._version, offset, num_bytes, self._is_delta)
-        await dealer.send(encode(request))
+    async def _ask(self, dealer: zmq.asyncio.Socket) -> None:
+        while self._todo and len(self._asked) < self._credit:
+            offset = self._todo.popleft()
+            self._asked.add(offset)
+            num_bytes = self._into.size_at(offset)
+            await dealer.send(encode(ChunkRequest(self._version, offset, num_bytes, self._is_delta)))
 
-    def _take(self, payload: bytes) -> bool:
+    def _take(self, frames: list[zmq.Frame]) -> bool:
         """Writes a chunk to its place; a repeated chunk changes nothing."""
-        reply = decode(payload, ChunkReply)
+        reply = decode(frames[0].buffer, ChunkReply)
         if reply.error:
             raise WeightsGoneError(self._version, reply.error)
-        expected = min(self._chunk_bytes, self._into.nbytes - reply.offset)
-        if reply.offset not in self._asked or reply.data.nbytes != expected:
+        now_s = asyncio.get_running_loop().time()
+        if reply.waiting:
+            if now_s - self._starved_since_s > _STARVED_S:
+                raise WeightsUnreachableError(self._source.zmq_endpoint, _STARVED_S)
+            return True
+        expected = self._into.size_at(reply.offset)
+        if reply.offset not in self._asked or len(frames) != 2 or frames[1].buffer.nbytes != expected:
             return False
+        self._starved_since_s = now_s
         self._asked.remove(reply.offset)
-        self._into[reply.offset : reply.offset + reply.data.nbytes] = reply.data
+        self._into.write(reply.offset, frames[1].buffer)
         return True

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from tailrace.log import get_logger
-from tailrace.weights.chunks import ChunkFetch
+from tailrace.weights.chunks import ChunkFetch, Holding
 from tailrace.weights.errors import WeightsGoneError
 from tailrace.weights.segment import SegmentFolder, SharedSegment, open_segment
 from tailrace.weights.tensors import verify
@@ -73,6 +73,6 @@ async def _copy(
     segment = folder.create(manifest.num_bytes)
     with ExitStack() as undo:
         undo.callback(segment.close, delete=True)
-        await ChunkFetch(source, manifest.policy_version, segment.data).run()
+        await ChunkFetch(source, manifest.policy_version, Holding(segment.data, complete=False)).run()
         undo.pop_all()
     return segment

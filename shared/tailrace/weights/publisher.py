@@ -11,7 +11,7 @@ from pathlib import Path
 from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderError
 from tailrace.log import get_logger
 from tailrace.retry import Backoff
-from tailrace.weights.chunks import ChunkServer
+from tailrace.weights.chunks import ChunkServer, Holding
 from tailrace.weights.copying import bulk
 from tailrace.weights.errors import WeightsNotTakenError
 from tailrace.weights.segment import SegmentFolder, SharedSegment
@@ -123,7 +123,7 @@ class WeightPublisher:
                 )
                 await backoff.sleep()
 
-    def _held(self, policy_version: int, is_delta: bool) -> memoryview | None:
+    def _held(self, policy_version: int, is_delta: bool) -> Holding | None:
         if self._segment is None or policy_version != _UNASSIGNED or is_delta:
             return None
-        return self._segment.data
+        return Holding(self._segment.data, complete=True)

@@ -6,13 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from tailrace.bus import Bus, BusError
 from tailrace.log import get_logger
 from tailrace.retry import Backoff
-from tailrace.weights.chunks import ChunkFetch
+from tailrace.weights.broadcast import BroadcastMember
+from tailrace.weights.chunks import reachable_host
 from tailrace.weights.copying import bulk, open_source
 from tailrace.weights.deltas import apply_deltas
-from tailrace.weights.errors import ChecksumError, WeightsGoneError
+from tailrace.weights.errors import ChecksumError, WeightsError, WeightsGoneError
+from tailrace.weights.files import read_version
+from tailrace.weights.relay import WeightRelay
 from tailrace.weights.segment import map_segment
 from tailrace.weights.tensors import TensorBytes, check_manifest, verify, views
 from tailrace_protos import subjects
@@ -24,12 +29,15 @@ from tailrace_protos.weights import (
     WeightManifest,
     WeightsApplied,
     WeightsAvailable,
-    WeightSource,
 )
 
 log = get_logger(__name__)
 
 _MAX_UNREPORTED = 256
+
+
+def _chained(available: WeightsAvailable) -> tuple[int, ...]:
+    return tuple(delta.policy_version for delta in available.deltas)
 
 
 class _Baseline(NamedTuple):
@@ -62,17 +70,49 @@ class StagedWeights:
         self._buffer = None
 
 
+class FileWeights(StagedWeights):
+    """A version in a safetensors file."""
+
+    def __init__(self, manifest: WeightManifest, path: Path) -> None:
+        """Maps and verifies the file; raises `OSError`, `ManifestError` or `ChecksumError`."""
+        found = read_version(path, manifest)
+        super().__init__(manifest, memoryview(b""), 0)
+        self._found: list[TensorBytes] = found
+
+    def tensors(self) -> Iterator[TensorBytes]:
+        """Tensors in the order of the manifest."""
+        return iter(self._found)
+
+    def close(self) -> None:
+        """Releases the mapping."""
+        self._found = []
+
+
 class WeightReceiver:
     """Fetches weights for one inference server."""
 
     def __init__(
-        self, bus: Bus, run: str, host_id: str, server_id: str, *, shm_folder: Path | None = None
+        self,
+        bus: Bus,
+        run: str,
+        host_id: str,
+        server_id: str,
+        *,
+        shm_folder: Path | None = None,
+        bind_host: str = "",
+        advertise_host: str = "",
     ) -> None:
+        """`bind_host`, `advertise_host`: address at which it passes weights on, see `WeightRelay`."""
         self._bus = bus
         self._run = run
         self._host_id = host_id
         self._server_id = server_id
         self._shm_folder = shm_folder
+        self.relay = WeightRelay(
+            bus, run, host_id, server_id, bind_host=bind_host, advertise_host=advertise_host
+        )
+        own_host = reachable_host(bind_host, advertise_host)
+        self.member = BroadcastMember(bus, run, host_id, server_id, own_host)
         self._unreported: deque[WeightsApplied] = deque(maxlen=_MAX_UNREPORTED)
         self._reporting: asyncio.Task[None] | None = None
         self._fetched: _Baseline | None = None  # over the network; the next baseline once it is applied
@@ -90,7 +130,8 @@ class WeightReceiver:
         return reply.available
 
     async def fetch(self, available: WeightsAvailable) -> StagedWeights:
-        """Fetches and verifies a version: mapped on the same host, else pulled over ZMQ.
+        """Fetches and verifies a version: read from a volume, received with other servers, mapped on
+        the same host, else pulled.
 
         If the version that this server applied last is known byte for byte, only the differences are
         pulled; whatever is wrong with them, the whole version is.
@@ -100,21 +141,36 @@ class WeightReceiver:
         """
         manifest, source = available.manifest, available.source
         check_manifest(manifest)
+        if source.file:
+            try:
+                return await bulk(manifest.num_bytes, FileWeights, manifest, Path(source.file))
+            except (OSError, WeightsError) as error:
+                log.warning(
+                    "weights file not read: fetched otherwise", file=source.file, error=str(error)
+                )
+        if available.broadcasts:
+            received = await self.member.receive(manifest, source)
+            if received is not None:
+                return StagedWeights(manifest, received, manifest.num_bytes)
         fd = open_source(manifest, source, self._host_id, self._shm_folder)
         if fd is not None:
             buffer = map_segment(fd, manifest.num_bytes)
             await bulk(manifest.num_bytes, verify, manifest, buffer)
             return StagedWeights(manifest, buffer, 0)
-        staged = await self._pull_deltas(available) or await self._pull(manifest, source)
+        baseline = self._baseline
+        held = None if baseline is None else baseline.policy_version
+        self.relay.keep(held, manifest.policy_version, manifest.base_version, *_chained(available))
+        staged = await self._pull_deltas(available)
+        if staged is None:
+            data = await self.relay.fetch_version(available)
+            staged = StagedWeights(manifest, data, manifest.num_bytes)
+        elif available.relays:
+            self.relay.hold(manifest.policy_version, staged.buffer)
         if available.keep_baseline:
             self._fetched = _Baseline(manifest.policy_version, staged.buffer)
+        if not available.relays:
+            self.relay.keep()
         return staged
-
-    async def _pull(self, manifest: WeightManifest, source: WeightSource) -> StagedWeights:
-        buffer = memoryview(bytearray(manifest.num_bytes))
-        await ChunkFetch(source, manifest.policy_version, buffer).run()
-        await bulk(manifest.num_bytes, verify, manifest, buffer)
-        return StagedWeights(manifest, buffer, manifest.num_bytes)
 
     async def _pull_deltas(self, available: WeightsAvailable) -> StagedWeights | None:
         """Builds the version from the baseline; None without usable deltas."""
@@ -125,19 +181,21 @@ class WeightReceiver:
         chain: list[tuple[WeightDelta, memoryview]] = []
         try:
             for delta in available.deltas[starts.index(baseline.policy_version) :]:
-                payload = memoryview(bytearray(delta.num_bytes))
-                fetch = ChunkFetch(available.source, delta.policy_version, payload, is_delta=True)
-                await fetch.run()
+                payload = await self.relay.fetch_delta(available, delta.policy_version, delta.num_bytes)
                 chain.append((delta, payload))
             data = baseline.data
             buffer = await bulk(manifest.num_bytes, apply_deltas, manifest, chain, data)
         except (ChecksumError, WeightsGoneError) as error:
             log.warning("differences not used: the whole version is fetched", error=str(error))
+            for delta, _ in chain:
+                self.relay.forget_delta(delta.policy_version)
             return None
         return StagedWeights(manifest, buffer, sum(payload.nbytes for _, payload in chain))
 
     async def report(self, applied: WeightsApplied) -> None:
         """Reports a version to weight_sync. Returns at once; the report is repeated until an answer."""
+        if not applied.error and self.relay.holds(applied.policy_version):
+            applied = msgspec.structs.replace(applied, relay=self.relay.source)
         fetched = self._fetched
         if not applied.error and fetched is not None:
             is_this = fetched.policy_version == applied.policy_version
@@ -147,7 +205,9 @@ class WeightReceiver:
             self._reporting = asyncio.create_task(self._deliver(), name="weight-reports")
 
     async def close(self) -> None:
-        """Drops reports without an answer of weight_sync."""
+        """Drops reports without an answer of weight_sync, and stops passing weights on."""
+        self.member.close()
+        await self.relay.close()
         if self._reporting is not None and not self._reporting.done():
             self._reporting.cancel()
             await asyncio.wait([self._reporting])

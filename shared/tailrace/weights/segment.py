@@ -21,7 +21,7 @@ from tailrace.weights.errors import SegmentSpaceError, WeightsGoneError
 from tailrace_protos.base import MalformedMessageError, decode, encode
 from tailrace_protos.weights import WeightManifest
 
-_NAME = re.compile(r"^tailrace\.[A-Za-z0-9_.-]+$")
+_NAME = re.compile(r"^tailrace\.[A-Za-z0-9_.-]+\Z")
 _SEAL = b"TailSeal"
 _SHARED_NOW = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # cheaper than one page fault per page
 _UNNAMED_S = 60.0  # an unnamed file of this age has lost its creator
@@ -146,9 +146,9 @@ def open_segment(name: str, num_bytes: int, folder: Path | None = None) -> int:
 
 
 def map_segment(fd: int, num_bytes: int) -> memoryview:
-    """Maps the bytes of a descriptor and closes it; writes change only this mapping."""
+    """Maps the bytes of a descriptor to read them, and closes it."""
     try:
-        return memoryview(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_COPY))
+        return memoryview(mmap.mmap(fd, num_bytes, flags=_SHARED_NOW, prot=mmap.PROT_READ))
     finally:
         os.close(fd)
 

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 _DECIMALS = 3
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?!\w|\.\d)")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d++(?:\.\d++|\.(?!\w))?|\.\d++)(?:[eE][-+]?\d++)?(?!\w|\.\d)")
 _MINUS = str.maketrans("\N{MINUS SIGN}", "-")
 
 ReadAction = Callable[[str], Any]  # None for a reply without an action

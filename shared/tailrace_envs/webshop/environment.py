@@ -23,7 +23,7 @@ RULES = (
 )
 MAX_QUERY_CHARS = 1000
 
-_OPENER = re.compile(r"\b(search|click)\s*\[(?=[^\]]*\])", re.IGNORECASE)
+_OPENER = re.compile(r"\b(search|click)\s*\[", re.IGNORECASE)
 _WORDS = re.compile(r"((?:[^\[\]]|\[[^\[\]]*\])*)\]")  # with brackets in pairs
 _UP_TO_A_BRACKET = re.compile(r"([^\]]*)\]")
 
@@ -112,7 +112,7 @@ def read_action(reply: str, names: Sequence[str]) -> Action | None:
     as it is written, also if other names differ from it only in case or spaces, or begin with it: an
     exact name wins, then the longest. None: no action, no words, or a click on another name.
     """
-    opener = _OPENER.search(reply)
+    opener = _OPENER.search(reply, 0, reply.rfind("]") + 1)
     if opener is None:
         return None
     rest = reply[opener.end() :]

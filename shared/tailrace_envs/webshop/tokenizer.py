@@ -1,14 +1,15 @@
 """Tokenizer for a tiny model of a small generated catalogue: one token per word.
 
-Spaces are not encoded: a decoded reply has one space between its words, which the environment accepts.
+Names of products and prices are a beginning and digits, which recur in those of other products: a
+model can read and write the name of a product that training never shows. Spaces are not encoded: a
+decoded reply has one space between its words, which the environment accepts.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from tailrace_envs.webshop.config import CatalogueArgs
 from tailrace_envs.webshop.environment import INVALID_NOTE
-from tailrace_envs.webshop.generated import KINDS, PRICES
+from tailrace_envs.webshop.generated import KINDS
 from tailrace_envs.webshop.pages import BACK, BUY, DETAILS, NEXT, PREVIOUS, SEPARATOR
 from tailrace_envs.word_tokenizer import any_of, build_word_tokenizer
 
@@ -25,7 +26,14 @@ def build_webshop_tokenizer(directory: str | Path) -> Path:
     """Writes the tokenizer's files; `AutoTokenizer` loads the directory."""
     words = [*_PHRASES, *_words()]
     pattern = rf"{any_of(_PHRASES)}|\$?\d+\.\d\d|[a-z]+\d*|[0-9.]+"
-    return build_word_tokenizer(directory, words, pattern=pattern, max_length=4096, drops_spaces=True)
+    return build_word_tokenizer(
+        directory,
+        words,
+        pattern=pattern,
+        max_length=4096,
+        drops_spaces=True,
+        endings=(*map(str, range(10)), ".00"),
+    )
 
 
 def _words() -> Iterator[str]:
@@ -34,8 +42,8 @@ def _words() -> Iterator[str]:
         yield from (kind.query, *kind.attributes, *kind.options)
         for values in kind.options.values():
             yield from values
-    yield from (f"b{number:03d}" for number in range(CatalogueArgs().num_products))
-    yield from (f"${price:.2f}" for price in PRICES)
+    yield from (f"b{tens:02d}" for tens in range(10))  # of products b000 to b099
+    yield from (f"${digit}" for digit in range(1, 10))  # of $5.00 and $57.00
     yield from (f"{limit:.2f}" for limit in range(10, 110, 10))
     yield from (f"{rating:.1f}" for rating in range(1, 6))
     yield from (str(number) for number in range(MAX_NUMBER))

@@ -21,7 +21,7 @@ from tailrace_inference.adapters.engines import start_engine
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.ports import Engine
 from tailrace_protos.base import pack_int32
-from tailrace_protos.generation import GenerateRequest, SamplingParams, TokenChunk
+from tailrace_protos.generation import GenerateRequest, Guide, SamplingParams, TokenChunk
 from tailrace_protos.weights import ModelCard
 
 ENGINE = os.environ.get("TAILRACE_ENGINE", "torch")
@@ -143,7 +143,7 @@ class Bench:
         """Starts the engine that the environment names, with the first model as version 0."""
         limits = {"max_running": 256, "kv_cache_tokens": 65536}
         config = InferenceConfig(engine=ENGINE, **(limits | settings))
-        bench = cls(await start_engine(make_card(), config))
+        bench = cls(await start_engine(make_card(), config, sleeps=True))
         await bench.update()
         return bench
 
@@ -170,6 +170,7 @@ class Bench:
         episode: str = "",
         continued: int = 0,
         tops: int = 0,
+        guide: Guide | None = None,
         **sampling: Any,
     ) -> Asked:
         self._num_asked += 1
@@ -182,6 +183,7 @@ class Bench:
             SamplingParams(**sampling),
             continued,
             top_logprobs=tops,
+            guide=guide,
         )
         asked = Asked(request, list(prompt))
         self.engine.submit(request, asked.on_chunk)

@@ -230,7 +230,27 @@ async def test_a_paused_engine_holds_calls_and_takes_updates(bench: Bench) -> No
     assert late.versions() == [bench.policy_version] * 3
 
 
+async def test_a_call_goes_on_after_a_sleep_and_weights_come_in_afterwards(bench: Bench) -> None:
+    if not bench.engine.features.sleep:
+        pytest.skip("this engine keeps its memory")
+    held = bench.ask([1, 2], 200)
+    await held.begun.wait()
+    await bench.engine.pause()
+    await bench.engine.sleep()
+    seen, late = held.buffer.num_tokens, bench.ask([5], 3)
+    await bench.engine.wake()
+    await bench.engine.resume()
+    await all_ended([held, late])
+    assert held.generation.num_tokens == 200 > seen
+    assert held.drift(bench.model).max() < TOLERANCE
+    await bench.update()
+    after = await bench.one([1, 2, 3], 20)
+    assert after.drift(bench.model).max() < TOLERANCE
+
+
 async def test_a_turn_finds_the_keys_of_the_last_one_until_the_weights_change(bench: Bench) -> None:
+    if not bench.engine.features.prefix_reuse:
+        pytest.skip("this engine keeps no prefixes")
     prompt = [n % VOCAB_SIZE for n in range(100)]
     first = await bench.one(prompt, 20, episode="e")
     again = [*first.ids, 4, 5]

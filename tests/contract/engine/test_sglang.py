@@ -74,7 +74,6 @@ async def test_logprobs_of_a_top_k_of_one_are_those_after_the_temperature(bench:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"dp_size": 2}, "engine_args.dp_size: start one server for each data-parallel group"),
         ({"speculative_algorithm": "NGRAM"}, "engine_args.speculative_algorithm"),
         ({"model_path": "elsewhere"}, "engine_args.model_path: Tailrace sets it: remove it"),
         ({"no_such_argument": 1}, "no_such_argument"),

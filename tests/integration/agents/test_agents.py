@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import signal
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
 
 from tailrace.config import ConfigError
+from tailrace_agents.adapters.kept_episodes import KeptEpisode
+from tailrace_protos import subjects
 from tailrace_protos.base import as_float32, as_int32, as_uint8
+from tailrace_protos.control import EpisodesStopped
 from tailrace_protos.episode import Outcome
 from tests.provenance import versions_of
 from tests.world.agents import AgentsWorld, num_turns_in, sampled_of, seeds_of_long_episodes
-from tests.world.serving import eventually
+from tests.world.serving import eventually, eventually_async, metric
 
 
 @pytest.mark.parametrize("transport", ["zmq", "nats"])
@@ -107,6 +111,34 @@ async def test_a_turn_whose_server_dies_is_continued_on_another(world: AgentsWor
     assert (event.min_policy_version, event.max_policy_version) == (1, 2)
 
 
+async def test_an_episode_whose_group_closed_stops_at_once_with_its_turn_at_the_engine(
+    world: AgentsWorld,
+) -> None:
+    server = await world.start_server("s0", 1)
+    server.hold_from_turn = 1
+    await world.start_agents()
+    tasks = await world.admit(num_groups=2, group_size=1, seeds=seeds_of_long_episodes(2, num_turns=2))
+    await eventually(lambda: server.num_held == 2)
+    stopped, other = (task.episode_id for task in tasks)
+    bus, run = world.service.bus, world.run
+    await world.buffer.cancel_members(tasks[0].group_id, [0], Outcome.CANCELLED, "closed without it")
+    await bus.publish(subjects.episodes_stopped(run), EpisodesStopped((stopped, "unknown.0"), "closed"))
+    await eventually(lambda: server.num_held == 1)
+    await eventually(lambda: world.scheduler.released == {stopped})
+
+    async def is_acknowledged() -> bool:
+        info = await bus.jetstream.stream_info(subjects.episodes_stream(run))
+        return bool(info.state.messages == 1)
+
+    await eventually_async(is_acknowledged)
+    server.release()
+    assert (await world.settled(2))[other].outcome is Outcome.OK
+    assert metric("tailrace_agents_episodes_abandoned_total", why="stopped") >= 1
+    assert {request.episode_id for request in server.requests[4:]} == {other}, (
+        "two turns of each before"
+    )
+
+
 async def test_an_unknown_environment_fails_its_own_episodes_only(world: AgentsWorld) -> None:
     await world.start_server("s0")
     await world.start_agents()
@@ -150,6 +182,31 @@ async def test_evaluation_episodes_have_their_own_sampling_and_are_drawn(world: 
     with Image.open(folder / "lake_seed000.gif") as picture:
         assert getattr(picture, "n_frames", 1) >= 2
         assert np.asarray(picture.convert("RGB")).std() > 0
+
+
+async def test_episodes_of_an_evaluations_first_tasks_are_kept_as_text(
+    world: AgentsWorld,
+) -> None:
+    await world.start_server("s0")
+    await world.start_agents(keep_episodes=2)
+    await world.admit(num_groups=3, group_size=2, phase="eval")
+    await world.admit(num_groups=1, group_size=1, first=9)
+    settled = await world.settled(7)
+    folder = world.folder / "runs" / world.run / "episodes"
+
+    def kept() -> list[KeptEpisode]:
+        lines = [line for path in folder.glob("*.jsonl") for line in path.read_bytes().splitlines()]
+        return [msgspec.json.decode(line, type=KeptEpisode) for line in lines]
+
+    await eventually(lambda: len(kept()) == 4)
+    episodes = kept()
+    assert sorted(episode.seed for episode in episodes) == [0, 0, 1, 1]
+    for episode in episodes:
+        event = settled[episode.episode_id]
+        assert (episode.reward, episode.success) == (event.reward, event.success)
+        assert [message.role for message in episode.messages[:2]] == ["user", "assistant"]
+        assert len(episode.turn_rewards) == event.num_turns
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.iterdir())
 
 
 MISTAKES = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,13 +11,18 @@ import nats
 import nats.errors
 import pytest
 from nats.aio.client import Client
+from redis import Redis
+from redis.exceptions import AuthenticationError, ResponseError
 
 from tailrace.bus import flush
-from tailrace_cli.cluster.servers import Credentials, choose_port, nats_command
+from tailrace.store import Outbox, TrajectoryBuffer, connect
+from tailrace_cli.cluster.permissions import SERVICE_USERS
+from tailrace_cli.cluster.servers import Credentials, choose_port, nats_command, redis_command
 from tailrace_cli.config import ClusterConfig
 from tests.world.servers import ServerProcess
 
 RUN = "guarded"
+MEDDLING = ("CREATE", "UPDATE", "DELETE", "PURGE", "MSG.DELETE", "RESTORE", "SNAPSHOT")
 
 
 class Guarded:
@@ -51,15 +56,19 @@ class Guarded:
         self._server.kill()
 
 
-@pytest.fixture
-async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
-    keys = Credentials.load_or_make(tmp_path)
+def _guarded(folder: Path, config: ClusterConfig) -> Guarded:
+    keys = Credentials.load_or_make(folder)
     port = choose_port(0, "test")
     server = ServerProcess(
-        nats_command(ClusterConfig(), tmp_path, port, RUN, keys), port, f"nats://127.0.0.1:{port}"
+        nats_command(config, folder, port, RUN, keys), port, f"nats://127.0.0.1:{port}"
     )
     server.start()
-    made = Guarded(server, keys)
+    return Guarded(server, keys)
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
+    made = _guarded(tmp_path, ClusterConfig())
     yield made
     await made.close()
 
@@ -81,12 +90,20 @@ async def test_nobody_gets_in_without_a_password(guarded: Guarded) -> None:
         ("reward", f"{RUN}.episodes.train"),
         ("agents", f"{RUN}.events"),
         ("inference", f"{RUN}.weight_sync.offer"),
-        ("agents", f"$JS.API.STREAM.DELETE.{RUN}_EVENTS"),
+        *(("agents", f"$JS.API.STREAM.{what}.{RUN}_EVENTS") for what in MEDDLING),
+        *(("agents", f"$JS.API.STREAM.{what}.{RUN}_EPISODES") for what in MEDDLING),
+        ("agents", f"$JS.API.CONSUMER.DELETE.{RUN}_EPISODES.train"),
+        ("agents", f"$JS.API.CONSUMER.CREATE.{RUN}_EPISODES.mine"),
+        ("inference", f"$JS.API.STREAM.PURGE.KV_{RUN}_registry"),
+        ("autoscaler", f"$JS.API.STREAM.DELETE.KV_{RUN}_registry"),
         ("learner", "other.weight_sync.offer"),
         ("gateway", f"{RUN}.episodes.train"),
         ("sandbox", f"{RUN}.gateway.open"),
         ("tools", f"{RUN}.scheduler.lease"),
         ("tools", "_INBOX.agents.anything"),
+        *((user, "$JS.API.STREAM.CREATE.mine") for user in SERVICE_USERS if user != "scheduler"),
+        *((user, "$SYS.REQ.SERVER.PING") for user in SERVICE_USERS),
+        *((user, "other.inference.s.generate") for user in SERVICE_USERS),
     ],
 )
 async def test_publishing_on_anothers_subject_is_refused(
@@ -99,6 +116,19 @@ async def test_publishing_on_anothers_subject_is_refused(
     assert "permissions violation" in guarded.refused[0].lower()
 
 
+async def test_tool_workers_serve_the_granted_names_alone(tmp_path: Path) -> None:
+    guarded = _guarded(tmp_path, ClusterConfig(tool_names=("search",)))
+    client = await guarded.connect("tools")
+    for subject in ("tool.search", f"{RUN}.tool.search", "tool_worker.w0"):
+        await client.subscribe(subject)
+    await flush(client)
+    assert guarded.refused == []
+    await client.subscribe("tool.calculator")
+    await flush(client)
+    await asyncio.wait_for(guarded.refusal.wait(), 5)
+    await guarded.close()
+
+
 @pytest.mark.parametrize(
     ("user", "subject"),
     [
@@ -106,6 +136,12 @@ async def test_publishing_on_anothers_subject_is_refused(
         ("tools", f"{RUN}.gateway.>"),
         ("tools", f"{RUN}.reward.score"),
         ("sandbox", "other.tool.python"),
+        ("sandbox", f"{RUN}.tool.search"),
+        ("sandbox", "tool.search"),
+        ("tools", f"{RUN}.tool.python"),
+        *((user, ">") for user in SERVICE_USERS),
+        *((user, "$SYS.>") for user in SERVICE_USERS),
+        *((user, "_INBOX.>") for user in SERVICE_USERS),
     ],
 )
 async def test_listening_to_what_is_for_others_is_refused(
@@ -177,20 +213,117 @@ async def test_a_call_may_be_answered_twice_and_streamed_tokens_reach_the_gatewa
     assert guarded.refused == []
 
 
+REFUSALS = ("NoPermissionError", "command not allowed. If the enable-")  # of the user, of the server
+ADMINISTRATION = (
+    "CONFIG GET *", "CONFIG SET dir /tmp", "MODULE LIST", "MODULE LOAD /tmp/x.so", "DEBUG SLEEP 0",
+    "SHUTDOWN NOSAVE", "FLUSHALL", "FLUSHDB", "SAVE", "BGREWRITEAOF", "ACL LIST", "ACL SETUSER x on",
+    "KEYS *", "SCAN 0", "RANDOMKEY", "DBSIZE", "SWAPDB 0 1", "SELECT 1", "REPLICAOF h 1", "MONITOR",
+    "CLIENT LIST", "CLIENT KILL ID 1", "CLIENT PAUSE 1", "INFO", "SLOWLOG GET", "LATENCY DOCTOR",
+    "MEMORY DOCTOR", "SCRIPT FLUSH", "SCRIPT KILL", "FUNCTION FLUSH", "EVAL return(1) 0", "WAIT 0 0",
+    "SUBSCRIBE x", "PUBLISH x y", "MIGRATE 127.0.0.1 1 k 0 1", "CLUSTER INFO", "PSYNC ? -1", "COMMAND",
+)  # fmt: skip
+OF_OTHERS = (
+    "GET {other}:model_card", "SET {other}:blob:x 1", "GET {guarded2}:blob:x", "SET anything 1",
+    "DEL {guarded}:outbox {other}:outbox", "RENAME {guarded}:outbox x", "COPY {guarded}:outbox x",
+    "SORT {guarded}:open BY *", "GETDEL {guarded}:blob:x", "DUMP {guarded}:blob:x", "OBJECT HELP",
+    "RESTORE {guarded}:x 0 x", "MSET {guarded}:a 1 x 2", "BITOP NOT x {guarded}:a",
+)  # fmt: skip
+BETWEEN_SERVICES = {
+    "scheduler": ("GET {guarded}:session:x", "GET {guarded}:blob:x", "SET {guarded}:model_card x",
+                  "INCR {guarded}:next_version", "HGETALL {guarded}:versions"),
+    "agents": ("SCRIPT LOAD return(1)", "SET {guarded}:model_card x", "GET {guarded}:session:x",
+               "HSET {guarded}:versions 1 x", "SET {guarded}:next_version 1", "XDEL {guarded}:ready 1"),
+    "gateway": ("SCRIPT LOAD return(1)", "SET {guarded}:model_card x", "DEL {guarded}:journal:x",
+                "XADD {guarded}:outbox * s x", "SET {guarded}:counters 1", "DEL {guarded}:ready"),
+    "learner": ("SCRIPT LOAD return(1)", "GET {guarded}:session:x", "DEL {guarded}:journal:x",
+                "HSET {guarded}:versions 1 x", "GET {guarded}:blob:x", "DEL {guarded}:open"),
+    "weight_sync": ("SCRIPT LOAD return(1)", "GET {guarded}:model_card", "DEL {guarded}:ready",
+                    "GET {guarded}:blob:x", "GET {guarded}:session:x"),
+    "inference": ("SET {guarded}:model_card x", "GET {guarded}:blob:x", "GET {guarded}:counters",
+                  "EVALSHA 0 0"),
+    "sandbox": ("GET {guarded}:model_card", "DEL {guarded}:blob:x", "EVALSHA 0 0"),
+    "tools": ("GET {guarded}:model_card", "DEL {guarded}:blob:x", "EVALSHA 0 0",
+              "SET {guarded}:session:x 1", "GET {guarded}:journal:x"),
+    "cli": ("GET {guarded}:model_card", "DEL {guarded}:blob:x", "EVALSHA 0 0"),
+    "reward": ("GET {guarded}:model_card", "GET {guarded}:blob:x", "EVALSHA 0 0"),
+    "autoscaler": ("GET {guarded}:model_card", "GET {guarded}:blob:x", "EVALSHA 0 0"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def redis_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Redis]]:
+    """Clients of a Redis as a run starts it, by user."""
+    folder = tmp_path_factory.mktemp("redis")
+    keys = Credentials.load_or_make(folder)
+    port = choose_port(0, "test")
+    server = ServerProcess(redis_command(ClusterConfig(), folder, port, RUN, keys), port, "")
+    server.start()
+    yield lambda user: Redis(port=port, username=user, password=keys.redis[user])
+    server.kill()
+
+
+def _answer(client: Redis, command: str) -> str:
+    try:
+        return str(client.execute_command(*command.split()))
+    except ResponseError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("user", SERVICE_USERS)
+def test_redis_refuses_everything_that_is_not_a_users_own(
+    user: str, redis_users: Callable[[str], Redis]
+) -> None:
+    with redis_users(user) as client:
+        assert client.ping()
+        passed = {
+            command: answer
+            for command in (*ADMINISTRATION, *OF_OTHERS, *BETWEEN_SERVICES[user])
+            if not any(word in (answer := _answer(client, command)) for word in REFUSALS)
+        }
+    assert passed == {}
+
+
+def test_redis_lets_nobody_in_without_a_password(redis_users: Callable[[str], Redis]) -> None:
+    port = redis_users("cli").connection_pool.connection_kwargs["port"]
+    for user, password in (("default", ""), ("default", "x"), ("agents", "guess")):
+        with pytest.raises(AuthenticationError):
+            Redis(port=port, username=user, password=password).ping()
+    with pytest.raises(AuthenticationError):
+        Redis(port=port).ping()
+
+
+async def test_services_wait_for_the_scheduler_to_load_the_scripts(
+    redis_users: Callable[[str], Redis],
+) -> None:
+    def url(user: str) -> str:
+        given = redis_users(user).connection_pool.connection_kwargs
+        return f"redis://{user}:{given['password']}@127.0.0.1:{given['port']}/0"
+
+    learner, scheduler = await connect(url("learner")), await connect(url("scheduler"))
+    began = asyncio.create_task(TrajectoryBuffer(learner, RUN).rebase_credit(3))
+    await learner.ping()
+    await Outbox(scheduler, RUN).read(1, 0.0)
+    await asyncio.wait_for(began, 10)
+    assert (await TrajectoryBuffer(learner, RUN).counters()).accepted_groups == 3
+    await learner.aclose()
+    await scheduler.aclose()
+
+
 async def test_users_that_an_earlier_version_did_not_know_are_added(tmp_path: Path) -> None:
     first = Credentials.load_or_make(tmp_path)
     older = msgspec.structs.replace(
         first, nats={user: key for user, key in first.nats.items() if user != "gateway"}
     )
-    (tmp_path / "credentials.json").write_bytes(msgspec.json.encode(older))
+    one_password = {"nats": older.nats, "redis": "of all"}
+    (tmp_path / "credentials.json").write_bytes(msgspec.json.encode(one_password))
     again = Credentials.load_or_make(tmp_path)
     assert again.nats.keys() == first.nats.keys()
     assert again.nats["agents"] == first.nats["agents"]
-    assert again.redis == first.redis
+    assert again.redis.keys() == first.redis.keys()
 
 
 async def test_credentials_are_made_once_and_readable_by_their_owner_only(tmp_path: Path) -> None:
     first = Credentials.load_or_make(tmp_path)
     assert Credentials.load_or_make(tmp_path) == first
     assert (tmp_path / "credentials.json").stat().st_mode & 0o777 == 0o600
-    assert len(set(first.nats.values())) == len(first.nats)
+    assert len({*first.nats.values(), *first.redis.values()}) == len(first.nats) + len(first.redis)

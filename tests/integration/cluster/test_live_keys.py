@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tailrace.store import connect
+from tailrace.store import Blobs, connect
 from tailrace_cli.cluster.local import LocalCluster
 from tailrace_cli.cluster.plan import ProcessSpec
 from tailrace_cli.cluster.servers import nats_server_binary, redis_server_binary
@@ -71,11 +74,41 @@ async def test_redis_fsync_is_every_second_by_default(tmp_path: Path) -> None:
 
 
 async def fsync_of(made: LocalCluster) -> str:
-    """Setting of the running Redis."""
-    connection = await connect(made.endpoints.redis_url)
-    _, value = await connection.pipeline.command("CONFIG", "GET", "appendfsync")
-    await connection.aclose()
-    return str(value.decode())
+    """Setting with which Redis was started: no user of a run may ask Redis itself."""
+    lines = (made.state_dir / "redis.conf").read_text().splitlines()
+    return next(line.split()[1] for line in lines if line.startswith("appendfsync "))
+
+
+async def test_files_and_environment_of_the_servers_are_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "secret")
+    previous = os.umask(0)
+    try:
+        async with cluster(tmp_path) as made:
+            connection = await connect(made.endpoints.redis_url)
+            await Blobs(connection, "keyed").put(b"x", 60)
+            await connection.aclose()
+            state = made.state_dir
+            assert state.stat().st_mode & 0o777 == 0o700
+            written = [path for path in state.rglob("*") if path.is_file()]
+            assert any("appendonly" in path.name for path in written)
+            open_to_others = [path for path in written if path.stat().st_mode & 0o077]
+            assert [path for path in open_to_others if path.name != "lock"] == []
+            for name in ("nats", "redis"):
+                found = psutil.Process(made.supervisor.pids[name]).environ()
+                assert set(found) <= {"PATH", "LANG", "LC_CTYPE"}
+    finally:
+        os.umask(previous)
+
+
+async def test_tool_names_are_all_that_tool_workers_may_serve(tmp_path: Path) -> None:
+    async with cluster(tmp_path, tool_names=["search"]) as made:
+        users = json.loads((made.state_dir / "nats.conf").read_text())["authorization"]["users"]
+        (tools,) = [each for each in users if each["user"] == "tools"]
+        allowed = tools["permissions"]["subscribe"]["allow"]
+        assert "tool.search" in allowed
+        assert "tool.>" not in allowed
 
 
 @pytest.mark.parametrize("max_restarts", [0, 2])

@@ -64,7 +64,9 @@ def experiment(run: str, folder: Path, **changes: Any) -> dict[str, Any]:
 
 _LEARNER_KEYS = {
     "adv_estimator",
+    "bind_host",
     "critic",
+    "drain_s",
     "from_scratch",
     "init_kl_coef",
     "kl_horizon",

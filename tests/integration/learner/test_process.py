@@ -20,7 +20,13 @@ from transformers import AutoModelForCausalLM
 
 from tailrace.config import Endpoints
 from tailrace.store import Blobs
-from tailrace_protos.event import CheckpointSaved, LearnerResumed, ModelPrepared, StepFinished
+from tailrace_protos.event import (
+    CheckpointSaved,
+    LearnerResumed,
+    ModelPrepared,
+    StepFinished,
+    WarmStartAdvanced,
+)
 from tailrace_protos.trajectory import Trajectory
 from tailrace_scheduler.adapters.run_files import EventFile, MetricsFile
 from tests.integration.learner.conftest import LearnerRun, experiment
@@ -81,6 +87,8 @@ async def test_a_run_from_warm_start_to_the_last_checkpoint(
     prepared = run.bodies(ModelPrepared)[0]
     assert prepared.warm_start_steps == 3
     assert prepared.num_parameters > 0
+    advanced = sorted((body.step, body.num_steps) for body in run.bodies(WarmStartAdvanced))
+    assert advanced == [(1, 3), (2, 3), (3, 3)]
     card = await Blobs(run.redis, run.name).get_model_card()
     assert card is not None
     assert "tokenizer.json" in card.tokenizer_files
@@ -151,6 +159,31 @@ async def one_step_of(run: LearnerRun) -> CheckpointSaved:
     return saved
 
 
+async def test_a_stopped_learner_saves_and_goes_on_there(
+    learner_run: LearnerRun,
+) -> None:
+    run = learner_run
+    run.configure(max_steps=9, save_steps=0, drain_s=60.0)
+    run.start("weight_sync")
+    run.start("learner")
+    await run.until(CheckpointSaved, lambda body: body.step == 0)
+    group_ids = await feed(run, range(3))  # a step, and half of the next one
+    await run.until(StepFinished)
+    assert run.stop("learner") == 0
+    saved = await run.until(CheckpointSaved, lambda body: body.step == 1)
+    assert saved.num_groups == 2
+    run.configure(max_steps=9, save_steps=0, drain_s=50.0)
+    run.start("learner")
+    resumed = await run.until(LearnerResumed, lambda body: body.step == 1)
+    assert resumed.checkpoint == saved.path
+    group_ids += await feed(run, range(3, 4))
+    await run.until(StepFinished, lambda body: body.step == 2)
+    assert await trained_once(run) == dict(zip(group_ids, (1, 1, 2, 2), strict=True))
+    assert "['learner.drain_s']" in run.log_of("learner").replace('"', "'")
+    assert run.stop("learner") == 0
+    await run.until(CheckpointSaved, lambda body: body.step == 2)
+
+
 async def test_a_new_run_continues_an_old_one_when_asked(learner_run: LearnerRun) -> None:
     """And does not train what the checkpoint already holds, if its groups were not released in time."""
     run = learner_run
@@ -216,6 +249,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"resume_from_checkpoint": "/nowhere/step_1"}, "is no checkpoint"),
     ({"resume_from_checkpoint": True}, "no checkpoint in"),
     ({"num_mini_batches": 3}, "num_mini_batches"),
+    ({"drain_s": 0}, "drain_s must be positive"),
     ({"warm_start": {**WARM_START, "options": {"colour": "red"}}}, "colour"),
     ({"warm_start": {**WARM_START, "demonstrations": "nowhere:f"}}, "cannot import"),
     ({"metrics": ["nowhere:LENGTHS"]}, "learner.metrics: cannot import"),

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tailrace.bus import Bus
+from tailrace.runtime.watchdog import EXIT_BLOCKED
 from tests.world.servers import ServerProcess, free_port
 from tests.world.serving import outgoing
 
@@ -99,3 +100,15 @@ async def test_a_mistake_seen_at_start_exits_2_with_a_clear_line(
     assert last.startswith(
         f"error: cannot listen on 127.0.0.1:{port} for metrics (Address already in use)"
     )
+
+
+async def test_a_service_that_computes_for_ever_in_its_event_loop_says_where_and_ends(
+    bus: Bus, nats_server: ServerProcess, tmp_path: Path
+) -> None:
+    await bus.provision_run(bus.run)
+    process = await start(nats_server.url, experiment(tmp_path, bus.run), "spinning")
+    said, logged = await asyncio.wait_for(process.communicate(), 20)
+    assert b"spins" in said
+    assert process.returncode == EXIT_BLOCKED
+    assert b"event loop stays blocked" in logged + said
+    assert b"in spin" in logged + said

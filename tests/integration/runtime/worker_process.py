@@ -28,6 +28,14 @@ def build(args: Args) -> Service:
             await asyncio.Event().wait()
         say("finished", task.episode_id)
 
+    async def spin() -> None:
+        say("spins")
+        while True:
+            pass
+
+    if args.worker_id == "spinning":
+        service.max_blocked_s = 0.1
+        service.loop("spin", spin)
     service.pull(
         subjects.episodes_stream(args.run.exp_name), "train", EpisodeTask, handler, max_in_flight=8
     )

@@ -24,7 +24,12 @@ from tailrace.bus import Bus
 from tailrace.config import Endpoints
 from tailrace.store import connect
 from tailrace.tools import EpisodeTools, ToolClient, ToolDeadlines
-from tailrace_cli.cluster.plan import ServerAddresses, Site, service_specs
+from tailrace_cli.cluster.plan import (
+    ServerAddresses,
+    Site,
+    connection_environment,
+    service_specs,
+)
 from tailrace_cli.cluster.servers import Credentials, nats_command, redis_command
 from tailrace_cli.config import ClusterConfig
 from tailrace_protos.chat import ToolCall
@@ -84,12 +89,13 @@ class Cluster:
         config = ClusterConfig()
         self._servers = [
             ServerProcess(nats_command(config, folder, ports[0], RUN, self._keys), ports[0], ""),
-            ServerProcess(redis_command(config, folder, ports[1], self._keys), ports[1], ""),
+            ServerProcess(redis_command(config, folder, ports[1], RUN, self._keys), ports[1], ""),
         ]
         self._connection = ServerAddresses(
             nats_url=f"nats://127.0.0.1:{ports[0]}",
-            redis_url=f"redis://:{self._keys.redis}@127.0.0.1:{ports[1]}/0",
+            redis_url=f"redis://127.0.0.1:{ports[1]}/0",
             nats_passwords=self._keys.nats,
+            redis_passwords=self._keys.redis,
         )
         (folder / "config.yaml").write_text(json.dumps({"exp_name": RUN, "sandbox": section}))
         self.sandboxes: list[Sandbox] = []
@@ -113,13 +119,7 @@ class Cluster:
     @asynccontextmanager
     async def caller(self, user: str = "agents") -> AsyncIterator[ToolClient]:
         """A client with the rights of a service."""
-        endpoints = Endpoints(
-            nats_url=self._connection.nats_url,
-            nats_user=user,
-            nats_password=self._keys.nats[user],
-            redis_url=self._connection.redis_url,
-            host_id="test",
-        )
+        endpoints = Endpoints.from_env(connection_environment(user, self._connection))
         bus = await Bus.connect(endpoints, name=user, run=RUN)
         redis = await connect(endpoints.redis_url)
         client = ToolClient(bus, RUN, redis=redis, deadlines=DEADLINES)

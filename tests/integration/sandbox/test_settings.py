@@ -23,6 +23,7 @@ LIMITS = CallLimits(
     wall_s=1.0,
     max_wall_s=45.0,
     cpu_s=77,
+    max_mappings=150,
 )
 FIRST_UID = 71_000
 
@@ -88,6 +89,15 @@ def test_output_beyond_the_limit_is_cut(tuned: Tuned) -> None:
 def test_open_files_are_limited(tuned: Tuned, box: Box) -> None:
     code = "files = [open('/dev/null') for _ in range(30)]"
     assert "Too many open files" in tuned.box.python(code).stderr
+    assert box.python(code).is_ok
+
+
+def test_memory_mappings_are_limited(tuned: Tuned, box: Box) -> None:
+    code = (
+        "import mmap, time\n"
+        "kept = [mmap.mmap(-1, 4096, flags=0x22, prot=1 + n % 2) for n in range(150)]\ntime.sleep(0.5)"
+    )
+    assert tuned.box.python(code).reason == "mappings"
     assert box.python(code).is_ok
 
 

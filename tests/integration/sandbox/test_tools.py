@@ -47,8 +47,20 @@ async def test_shell_says_the_exit_code_of_a_failure(call: Call) -> None:
 
 async def test_files_go_in_and_come_out(call: Call) -> None:
     code = "open('out.txt', 'w').write(open('in/a').read().upper())"
-    result = await call("python", code=code, files={"in/a": "aGV5"}, outputs=["*.txt", "none"])
-    assert json.loads(result.content)["files"] == {"out.txt": "SEVZ"}
+    result = await call("python", code=code, files={"in/a": "hey"}, outputs=["*.txt", "none"])
+    assert json.loads(result.content)["files"] == {"out.txt": "HEY"}
+
+
+async def test_bytes_go_in_and_come_out_in_base64(call: Call) -> None:
+    code = "open('out', 'wb').write(open('in', 'rb').read() * 2)"
+    result = await call("python", code=code, files={"in": {"base64": "/wA="}}, outputs=["out"])
+    assert json.loads(result.content)["files"] == {"out": {"base64": "/wD/AA=="}}
+
+
+async def test_shell_and_python_have_the_same_interpreter(call: Call) -> None:
+    shell = await call("shell", command="python3 -c 'import sys; print(sys.prefix, sys.version)'")
+    python = await call("python", code="import sys; print(sys.prefix, sys.version)")
+    assert shell.content == python.content
 
 
 async def test_links_to_files_outside_are_not_handed_out(call: Call) -> None:
@@ -67,5 +79,6 @@ async def test_a_session_keeps_names_also_over_a_time_out(call: Call) -> None:
 
 async def test_a_session_that_exits_begins_anew(call: Call) -> None:
     await call("python_session", code="x = 5")
-    assert (await call("python_session", code="import os; os._exit(4)")).content == "[exit code 4]"
+    ended = await call("python_session", code="import os; os._exit(4)")
+    assert ended.content.startswith("[exit code 4]\n[the session is over")
     assert "NameError" in (await call("python_session", code="x")).content

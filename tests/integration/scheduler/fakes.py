@@ -72,8 +72,8 @@ class FakeServer:
             zmq_endpoint="",
             host_id="here",
             policy_version=self.policy_version,
-            capacity_tokens=1000,
-            max_running=8,
+            capacity_tokens=1 << 24,
+            max_running=256,
             num_running=0,
             num_waiting=0,
             num_failed=0,
@@ -193,6 +193,7 @@ class FakeLearner:
         self.max_steps = max_steps
         self.groups_per_step = groups_per_step
         self.save_steps = save_steps
+        self.keeps_places_at = 0  # staleness; 0: it takes what is closed
         self.step = 0
         self.policy_version = -1
         self.lineage = ""
@@ -212,7 +213,9 @@ class FakeLearner:
         waiting: list[ReadyGroup] = []
         trained: list[str] = []
         while self.step < self.max_steps:
-            new = await self._buffer.next_groups(self.groups_per_step - len(waiting), 0.2)
+            old_step = self.step - self.keeps_places_at if self.keeps_places_at else -1
+            missing = self.groups_per_step - len(waiting)
+            new = await self._buffer.next_groups(missing, 0.2, old_step)
             self.num_groups_seen += len(new)
             waiting += new
             if len(waiting) < self.groups_per_step:
@@ -295,6 +298,8 @@ class FakeRun:
             max_steps=self.keys["max_steps"],
             groups_per_step=self.keys["groups_per_step"],
         )
+        if self.keys.get("stale_groups") in ("wait", "close", "auto"):
+            self.learner.keeps_places_at = self.keys["max_staleness"]
         self.statuses: list[RunStatus] = []
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -6,6 +6,8 @@ from collections import Counter
 
 import pytest
 
+from tailrace_protos import subjects
+from tailrace_protos.control import EpisodesStopped
 from tailrace_protos.episode import EpisodeTask, Outcome
 from tailrace_scheduler.core.run_log import METRIC_KEYS
 from tests.audit import build_ledger, check_ledger
@@ -124,6 +126,34 @@ async def test_a_straggler_is_cancelled_at_its_groups_deadline_and_the_group_is_
         assert Counter(body["outcome"] for body in settled) == {"ok": 8, "cancelled": 4}
         assert {body["member"] for body in settled if body["outcome"] == "cancelled"} == {1}
         assert run.rows[-1]["outcome/cancelled"] == 4
+        check_ledger(build_ledger(run.run_dir))
+
+
+async def test_a_group_at_the_staleness_horizon_closes_without_its_straggler_which_is_stopped(
+    make_run: MakeRun,
+) -> None:
+    stopped: list[str] = []
+
+    async def on_stopped(message: EpisodesStopped) -> None:
+        stopped.extend(message.episode_ids)
+
+    async with make_run(max_steps=3, eval_steps=0, stale_groups="close") as run:
+        await run.bus.subscribe(subjects.episodes_stopped(run.run), EpisodesStopped, on_stopped)
+
+        def hangs(task: EpisodeTask) -> Outcome | None:
+            return None if task.episode_id == "t00000000.1" else Outcome.OK
+
+        run.agents.outcome_of = hangs
+        await run.learner.begin()
+        run.go(run.learner.train())
+        await run.until_finished()
+
+        [cancelled] = [body for body in run.bodies("episode_settled") if body["outcome"] == "cancelled"]
+        assert cancelled["episode_id"] == "t00000000.1"
+        assert "closed at the staleness horizon: 2 of 3 members valid" in cancelled["reason"]
+        assert stopped == ["t00000000.1"]
+        steps = {body["step"]: body["group_ids"] for body in run.bodies("step_finished")}
+        assert "t00000000" in steps[2], "no later step may train it"
         check_ledger(build_ledger(run.run_dir))
 
 

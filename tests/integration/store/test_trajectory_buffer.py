@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
-from tailrace.store import BufferCounters, Outbox, PutResult, StoreConnection, TrajectoryBuffer
+from tailrace.store import (
+    BufferCounters,
+    Outbox,
+    PutResult,
+    ReadyGroup,
+    StoreConnection,
+    TrajectoryBuffer,
+)
 from tailrace_protos.base import as_int32
 from tailrace_protos.episode import Outcome
 from tailrace_protos.event import (
@@ -21,8 +29,12 @@ from tests.integration.store.made import group, trajectory
 
 
 async def close_group(buffer: TrajectoryBuffer, index: int, members: int = 2) -> None:
+    await buffer.record_group(group(index, members=members))
+    await settle(buffer, index, members)
+
+
+async def settle(buffer: TrajectoryBuffer, index: int, members: int = 2) -> None:
     record = group(index, members=members)
-    await buffer.record_group(record)
     for member in range(members):
         await buffer.put_trajectory(trajectory(record, member))
 
@@ -152,7 +164,8 @@ async def test_every_state_change_leaves_its_event(buffer: TrajectoryBuffer, out
         GroupAdmitted("train-3", 3, "train", 1, 0),
         EpisodeRedelivered("train-3.0", 1, "server lost"),
         EpisodeSettled(
-            "train-3.0", "train-3", 0, "train", Outcome.OK, "", 1.5, 1.0, 4, 1, 3, 4, 10.0, 12.0
+            *("train-3.0", "train-3", 0, "train", Outcome.OK, "", 1.5, 1.0, 4, 1, 3, 4, 10.0, 12.0),
+            context_tokens=6,
         ),
         GroupClosed("train-3", "train", 1, 1, True, ready.num_bytes),
         GroupDropped("train-3", "stale"),
@@ -251,6 +264,83 @@ async def test_next_groups_returns_empty_when_nothing_closes(
     buffer: TrajectoryBuffer, block_s: float
 ) -> None:
     assert await buffer.next_groups(1, block_s) == []
+
+
+def indices(taken: Sequence[ReadyGroup]) -> list[int]:
+    return [ready.group.group_index for ready in taken]
+
+
+async def test_the_oldest_group_comes_first_whatever_closed_first(buffer: TrajectoryBuffer) -> None:
+    for index in (3, 1, 2):
+        await close_group(buffer, index)
+    assert indices(await buffer.next_groups(2, 0)) == [1, 2]
+    await close_group(buffer, 0)
+    assert indices(await buffer.next_groups(2, 0)) == [0, 3]
+
+
+async def test_a_step_keeps_a_place_for_each_open_group_that_no_later_step_may_train(
+    buffer: TrajectoryBuffer,
+) -> None:
+    await buffer.record_group(group(0))
+    await buffer.begin_groups({"train-0": 4})
+    for index in (1, 2, 3):
+        await close_group(buffer, index)
+        await buffer.begin_groups({f"train-{index}": 5})  # too late: closed
+    for index in (4, 5, 6):
+        await buffer.record_group(group(index))
+        await buffer.begin_groups({f"train-{index}": 6})
+        await settle(buffer, index)
+    young = await buffer.next_groups(3, 0, old_step=4)
+    assert indices(young) == [1, 2, 3], "closed at step 0 of their record: old themselves"
+    assert indices(await buffer.next_groups(2, 0, old_step=4)) == [4]
+    assert await buffer.next_groups(1, 0, old_step=4) == [], "the last place is kept"
+    waiting = asyncio.create_task(buffer.next_groups(1, 30.0, old_step=4))
+    await settle(buffer, 0)
+    async with asyncio.timeout(5):
+        assert indices(await waiting) == [0]
+    assert indices(await buffer.next_groups(9, 0, old_step=5)) == [5, 6]
+
+
+async def test_the_buffer_tells_the_places_that_a_waiting_step_keeps(buffer: TrajectoryBuffer) -> None:
+    await buffer.record_group(group(0))
+    await buffer.begin_groups({"train-0": 3})
+    assert [record.begun_step for record in await buffer.open_groups()] == [3]
+    await close_group(buffer, 1)
+    await buffer.next_groups(2, 0)
+    assert (await buffer.counters()).places_kept == 0, "it keeps none: no step was told"
+    assert await buffer.next_groups(2, 0, old_step=3) == []
+    assert (await buffer.counters()).places_kept == 2
+    await settle(buffer, 0)
+    assert indices(await buffer.next_groups(1, 0, old_step=3)) == [0]
+    assert (await buffer.counters()).places_kept == 0
+
+
+async def test_a_deferred_group_holds_up_nothing(buffer: TrajectoryBuffer) -> None:
+    await buffer.record_group(group(0))
+    await buffer.begin_groups({"train-0": 1})
+    await buffer.begin_groups({"train-0": 9})  # a repeated note
+    await buffer.record_group(group(1))
+    await buffer.begin_groups({"train-1": 2})
+    await settle(buffer, 1)
+    assert await buffer.next_groups(1, 0, old_step=1) == []
+    waiting = asyncio.create_task(buffer.next_groups(1, 30.0, old_step=1))
+    await buffer.begin_groups({"train-0": 2}, defer=True)
+    async with asyncio.timeout(5):
+        assert indices(await waiting) == [1]
+
+
+async def test_groups_come_again_in_the_order_in_which_they_were_taken(
+    buffer: TrajectoryBuffer, redis: StoreConnection, run_name: str
+) -> None:
+    for index in (2, 0):
+        await close_group(buffer, index)
+    taken = await buffer.next_groups(2, 0)
+    await close_group(buffer, 1)
+    taken += await buffer.next_groups(2, 0)
+    again = TrajectoryBuffer(redis, run_name)
+    assert await again.next_groups(2, 0) == taken[:2]
+    assert await again.next_groups(2, 0) == taken[2:]
+    assert indices(taken) == [0, 2, 1]
 
 
 async def test_two_runs_in_one_redis_do_not_meet(redis: StoreConnection, run_name: str) -> None:

@@ -100,7 +100,11 @@ class OneServer(RoundRobinPlacement):
         self._address = Address("s0", zmq_endpoint=endpoint)
 
     async def lease(
-        self, episode_id: str, predicted_tokens: int, failed_server_id: str = ""
+        self,
+        episode_id: str,
+        context_tokens: int,
+        failed_server_id: str = "",
+        stay_at: Address | None = None,
     ) -> Address:
         return self._address
 
@@ -156,7 +160,7 @@ async def play_group(policy: ContinuingPolicy, buffer: TrajectoryBuffer) -> None
     await buffer.record_group(record)
     for member in range(2):
         task = EpisodeTask(f"g0.{member}", "g0", member, 0, "train", TASK, 2e9)
-        policy.begin(task.episode_id, NUM_NEW)
+        policy.begin(task.episode_id)
         result = await play_env(
             OneTurn(float(member)),
             renderer(),

@@ -19,7 +19,10 @@ from typer.testing import CliRunner
 
 from tailrace.config import ConfigError
 from tailrace.tools.mcp import McpServer
+from tailrace_cli.cluster.local import NATS_URL, nats_of
+from tailrace_cli.cluster.servers import Credentials, nats_command
 from tailrace_cli.commands.tools import app
+from tailrace_cli.config import ClusterConfig
 from tests.world.servers import ServerProcess, free_port, wait_for_port
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "tools"
@@ -172,3 +175,63 @@ async def test_an_mcp_server_that_does_not_exist_is_a_user_s_mistake() -> None:
         await server.offers(0.5)
     connecting.cancel()
     await asyncio.wait({connecting})
+
+
+def test_a_run_directory_names_servers_and_credentials(guarded_run: Path) -> None:
+    tool = ("my_tools:add", "--run-dir", str(guarded_run))
+    with serving("nats://127.0.0.1:1", *tool):
+        result = run("nats://127.0.0.1:1", "ls", "--run-dir", str(guarded_run))
+        assert "tailrace.run" not in result.stdout
+        assert result.stdout.startswith("add  ("), result.output
+        argv = ("call", "add", '{"a": 2, "b": 3.5}', "--run-dir", str(guarded_run))
+        assert run("nats://127.0.0.1:1", *argv).stdout == "5.5\n"
+
+
+def test_no_nats_and_no_run_are_errors(tmp_path: Path) -> None:
+    for arguments in (("ls",), ("call", "add")):
+        result = run(f"nats://127.0.0.1:{free_port()}", *arguments)
+        assert isinstance(result.exception, ConfigError)
+        assert "no NATS answers at" in str(result.exception)
+    result = run("", "ls", "--run-dir", str(tmp_path))
+    assert "no directory of a run that goes on" in str(result.exception)
+
+
+def test_what_a_user_may_not_do_is_an_error(guarded_run: Path) -> None:
+    url, passwords = nats_of(guarded_run)
+    arguments = ("ls", "--user", "learner", "--password", passwords["learner"])
+    assert "may not do this" in str(run(url, *arguments).exception)
+    serve = ("serve", "my_tools:add", "--user", "learner", "--password", passwords["learner"])
+    options = {"cwd": EXAMPLES, "env": environment(url), "timeout": 240, "check": False}
+    refused = subprocess.run([*TAILRACE, *serve], capture_output=True, text=True, **options)
+    assert refused.returncode == 2
+    assert "NATS does not let this user serve add" in refused.stdout + refused.stderr
+
+
+def test_workers_of_one_tool_with_different_schemas_are_told(
+    nats_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "newer_tools.py").write_text(
+        "from tailrace import tool\n@tool\ndef add(a: int) -> int:\n    'One.'\n    return a\n"
+    )
+    with serving(nats_server.url, "my_tools:add"), serving(nats_server.url, "newer_tools:add"):
+        deadline_s = time.monotonic() + 60
+        while "2 different schemas" not in (shown := run(nats_server.url, "ls").stdout):
+            assert time.monotonic() < deadline_s, (
+                shown
+            )  # a busy worker may answer too late for one list
+
+
+@pytest.fixture(scope="module")
+def guarded_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Directory of a run with its own nats-server, as the local cluster makes both."""
+    run_dir = tmp_path_factory.mktemp("runs") / "guarded"
+    state_dir, port = run_dir / "state", free_port()
+    state_dir.mkdir(parents=True)
+    keys = Credentials.load_or_make(state_dir)
+    (state_dir / NATS_URL).write_text(f"nats://127.0.0.1:{port}")
+    argv = nats_command(ClusterConfig(), state_dir, port, "guarded", keys)
+    server = ServerProcess(argv, port, f"nats://127.0.0.1:{port}")
+    server.start()
+    yield run_dir
+    server.kill()

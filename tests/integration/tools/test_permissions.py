@@ -54,7 +54,7 @@ class Counter(Tool):
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A nats-server as `tailrace train` configures it."""
     state, port = tmp_path_factory.mktemp("state"), free_port()
-    argv = nats_command(ClusterConfig(), Path(state), port, RUN, Credentials(PASSWORDS, "r"))
+    argv = nats_command(ClusterConfig(), Path(state), port, RUN, Credentials(PASSWORDS, {}))
     server = ServerProcess(argv, port, f"nats://127.0.0.1:{port}")
     server.start()
     yield server
@@ -69,12 +69,12 @@ async def connected(server: ServerProcess, user: str) -> AsyncIterator[Bus]:
 
 
 @pytest.mark.parametrize("caller", ["agents", "cli"])
-@pytest.mark.parametrize(("server_user", "run"), [("tools", RUN), ("sandbox", "")])
+@pytest.mark.parametrize("run", [RUN, ""])
 async def test_every_kind_of_message_between_callers_and_workers_is_allowed(
-    guarded: ServerProcess, caller: str, server_user: str, run: str
+    guarded: ServerProcess, caller: str, run: str
 ) -> None:
     Counter.released.clear()
-    async with connected(guarded, server_user) as theirs, connected(guarded, caller) as ours:
+    async with connected(guarded, "tools") as theirs, connected(guarded, caller) as ours:
         worker = ToolWorker([double, Counter], theirs, run=run)
         await worker.start()
         client = ToolClient(ours, RUN, deadlines=SHORT_DEADLINES)

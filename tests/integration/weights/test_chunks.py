@@ -11,7 +11,7 @@ import zmq
 import zmq.asyncio
 
 from tailrace.weights import WeightsGoneError, WeightsUnreachableError
-from tailrace.weights.chunks import ChunkFetch, ChunkServer
+from tailrace.weights.chunks import ChunkFetch, ChunkServer, Holding
 from tailrace_protos.base import decode, encode
 from tailrace_protos.weights import ChunkReply, ChunkRequest, WeightManifest, WeightSource
 
@@ -19,8 +19,9 @@ DATA = bytes(range(251)) * 20_000  # 5 MB and no multiple of a chunk
 MANIFEST = WeightManifest(3, "a", 1, None, (), len(DATA))
 
 
-def held(policy_version: int, is_delta: bool) -> memoryview | None:
-    return memoryview(DATA) if policy_version == 3 and not is_delta else None
+def held(policy_version: int, is_delta: bool) -> Holding | None:
+    is_there = policy_version == 3 and not is_delta
+    return Holding(memoryview(DATA), complete=True) if is_there else None
 
 
 @asynccontextmanager
@@ -33,9 +34,15 @@ async def serving(
     await server.stop()
 
 
-async def fetch(source: WeightSource, manifest: WeightManifest = MANIFEST, **how: float) -> bytes:
-    into = bytearray(manifest.num_bytes)
-    await ChunkFetch(source, manifest.policy_version, memoryview(into), **how).run()  # type: ignore[arg-type]
+async def fetch(
+    source: WeightSource,
+    manifest: WeightManifest = MANIFEST,
+    chunk_bytes: int = 1 << 20,
+    **how: float,
+) -> bytes:
+    into = memoryview(bytearray(manifest.num_bytes))
+    holding = Holding(into, complete=False, chunk_bytes=chunk_bytes)
+    await ChunkFetch(source, manifest.policy_version, holding, **how).run()  # type: ignore[arg-type]
     return bytes(into)
 
 
@@ -62,21 +69,36 @@ async def test_a_manifest_larger_than_the_buffer_is_refused() -> None:
             await fetch(source, WeightManifest(3, "a", 1, None, (), len(DATA) + 1))
 
 
-async def test_beyond_loopback_the_bytes_are_encrypted_and_strangers_get_nothing() -> None:
-    async with serving("0.0.0.0", "127.0.0.1") as source:
+def keyed(context: zmq.asyncio.Context) -> tuple[zmq.asyncio.Socket, str]:
+    """A sender's socket, and its public key."""
+    public, secret = zmq.curve_keypair()
+    router = context.socket(zmq.ROUTER)
+    router.set(zmq.CURVE_SERVER, 1)
+    router.set(zmq.CURVE_SECRETKEY, secret)
+    return router, public.decode()
+
+
+@pytest.mark.parametrize("bind_host", ["0.0.0.0", "127.0.0.1"])
+async def test_the_bytes_are_encrypted_and_strangers_get_nothing(bind_host: str) -> None:
+    async with serving(bind_host, "127.0.0.1") as source:
         assert source.zmq_public_key
         assert await fetch(source) == DATA
-        stranger = WeightSource("far", "", source.zmq_endpoint)
+        other, _ = zmq.curve_keypair()
+        stranger = WeightSource("far", "", source.zmq_endpoint, other.decode())
+        with pytest.raises(WeightsUnreachableError):
+            await fetch(WeightSource("far", "", source.zmq_endpoint))
         with pytest.raises(WeightsUnreachableError, match="bind_host"):
             await fetch(stranger, silence_s=0.05, max_silences=1)
 
 
 async def test_a_source_that_never_answers_is_given_up() -> None:
     context = zmq.asyncio.Context()
-    mute = context.socket(zmq.ROUTER)
+    mute, key = keyed(context)
     port = mute.bind_to_random_port("tcp://127.0.0.1")
     with pytest.raises(WeightsUnreachableError):
-        await fetch(WeightSource("far", "", f"tcp://127.0.0.1:{port}"), silence_s=0.02, max_silences=2)
+        await fetch(
+            WeightSource("far", "", f"tcp://127.0.0.1:{port}", key), silence_s=0.02, max_silences=2
+        )
     context.destroy(linger=0)
 
 
@@ -87,7 +109,7 @@ async def test_a_source_without_zmq_is_unreachable_at_once() -> None:
 
 async def test_lost_doubled_and_shortened_chunks_are_asked_for_again() -> None:
     context = zmq.asyncio.Context()
-    router = context.socket(zmq.ROUTER)
+    router, key = keyed(context)
     port = router.bind_to_random_port("tcp://127.0.0.1")
     asked: list[int] = []
     max_open = 0
@@ -106,12 +128,12 @@ async def test_lost_doubled_and_shortened_chunks_are_asked_for_again() -> None:
             data = DATA[request.offset : request.offset + request.num_bytes]
             if len(asked) % 5 == 0:
                 data = data[:-1]
-            reply = encode(ChunkReply(3, request.offset, memoryview(data)))
+            reply = encode(ChunkReply(3, request.offset))
             for _ in range(2):
-                await router.send_multipart([peer, reply])
+                await router.send_multipart([peer, reply, data])
 
     serving_badly = asyncio.create_task(serve_badly())
-    source = WeightSource("far", "", f"tcp://127.0.0.1:{port}")
+    source = WeightSource("far", "", f"tcp://127.0.0.1:{port}", key)
     assert await fetch(source, chunk_bytes=300_000, credit=4, silence_s=0.05) == DATA
     assert len(asked) > len(set(asked))
     assert set(asked) == set(range(0, len(DATA), 300_000))
@@ -123,6 +145,10 @@ async def test_nonsense_on_the_socket_does_not_stop_the_server() -> None:
     async with serving() as source:
         context = zmq.asyncio.Context()
         dealer = context.socket(zmq.DEALER)
+        public, secret = zmq.curve_keypair()
+        dealer.set(zmq.CURVE_SERVERKEY, source.zmq_public_key.encode())
+        dealer.set(zmq.CURVE_PUBLICKEY, public)
+        dealer.set(zmq.CURVE_SECRETKEY, secret)
         dealer.connect(source.zmq_endpoint)
         await dealer.send(b"\xff nonsense")
         assert "malformed" in decode(await dealer.recv(), ChunkReply).error
@@ -132,3 +158,48 @@ async def test_nonsense_on_the_socket_does_not_stop_the_server() -> None:
         await dealer.send_multipart([b"too", b"many", b"frames"])
         assert await fetch(source) == DATA
         context.destroy(linger=0)
+
+
+async def test_a_buffer_that_still_arrives_is_passed_on_chunk_by_chunk() -> None:
+    """The receiver waits for what its holder lacks, and gets every chunk once that has it."""
+    arriving = Holding(memoryview(bytearray(len(DATA))), complete=False, chunk_bytes=500_000)
+    server = ChunkServer(lambda version, is_delta: arriving, alive_s=0.01)
+    await server.start()
+    into = Holding(memoryview(bytearray(len(DATA))), complete=False, chunk_bytes=500_000)
+    source = WeightSource("far", "", server.endpoint, server.public_key)
+    fetch = ChunkFetch(source, 3, into, credit=3, silence_s=0.5, max_silences=0)
+    fetching = asyncio.create_task(fetch.run())
+    for offset in arriving.missing():
+        arriving.write(offset, memoryview(DATA)[offset : offset + 500_000])
+        async with asyncio.timeout(10):
+            while not into.has(offset, offset + arriving.size_at(offset)):
+                await into.arrival(1.0)
+        assert into.missing() == arriving.missing()
+    await fetching
+    assert into.data == DATA
+    await server.stop()
+
+
+async def test_a_holder_that_drops_the_buffer_says_so_to_those_that_wait() -> None:
+    held_now = [Holding(memoryview(bytearray(len(DATA))), complete=False)]
+    server = ChunkServer(lambda *_: held_now[0] if held_now else None, alive_s=0.01)
+    await server.start()
+    into = Holding(memoryview(bytearray(len(DATA))), complete=False)
+    source = WeightSource("far", "", server.endpoint, server.public_key)
+    fetching = asyncio.create_task(ChunkFetch(source, 3, into).run())
+    await held_now[0].arrival(0.05)
+    held_now.clear()
+    with pytest.raises(WeightsGoneError, match="no longer held"):
+        await fetching
+    await server.stop()
+
+
+async def test_two_parts_come_from_two_holders_and_nothing_comes_twice() -> None:
+    into = Holding(memoryview(bytearray(len(DATA))), complete=False, chunk_bytes=300_000)
+    async with serving() as one, serving() as other:
+        first = ChunkFetch(one, 3, into, stripe=0, num_stripes=2)
+        await first.run()
+        assert into.missing(0, 2) == []
+        assert into.missing() == into.missing(1, 2) != []
+        await ChunkFetch(other, 3, into, stripe=1, num_stripes=2).run()
+    assert into.data == DATA

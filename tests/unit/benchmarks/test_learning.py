@@ -13,7 +13,7 @@ import pytest
 from benchmarks.bench_learning import wanted
 from benchmarks.learning import page
 from benchmarks.learning.recipes import RECIPES, ROOT, Recipe
-from benchmarks.learning.runs import Outcome
+from benchmarks.learning.runs import NoCheckpointError, Outcome, last_checkpoint
 from benchmarks.learning.verdict import judge
 from benchmarks.results import RESULTS_DIR, Results
 from tailrace_cli.experiment import load, locate
@@ -24,10 +24,30 @@ OUTCOMES = [Outcome.of_cells(row) for row in WRITTEN["rows"]]
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
-def test_every_recipe_is_a_valid_experiment(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_recipe_is_a_valid_experiment(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(ROOT)
-    experiment = load(locate(recipe.experiment, None, None), recipe.overrides)
+    (tmp_path / "config.json").write_text("{}")
+    model = [f"pretrain={tmp_path}"] if recipe.begins_with else []
+    experiment = load(locate(recipe.experiment, None, None), [*recipe.overrides, *model])
     check_experiment(experiment)
+
+
+def test_a_recipe_begins_with_the_last_checkpoint_of_the_same_seed(tmp_path: Path) -> None:
+    with pytest.raises(NoCheckpointError, match=r"lake_grpo_wide with seed 2: run it first"):
+        last_checkpoint(tmp_path, "lake_grpo_wide", 2)
+    for name in ("lake_grpo_wide_2/checkpoints/step_90", "lake_grpo_wide_2/checkpoints/step_200"):
+        (tmp_path / name).mkdir(parents=True)
+    assert last_checkpoint(tmp_path, "lake_grpo_wide", 2).name == "step_200"
+
+
+def test_what_a_recipe_begins_with_runs_before_it() -> None:
+    names = [recipe.name for recipe in RECIPES]
+    begun = [recipe for recipe in RECIPES if recipe.begins_with]
+    assert begun
+    for recipe in begun:
+        assert names.index(recipe.begins_with) < names.index(recipe.name)
 
 
 def made_up(recipe: str, seed: int = 1, took_s: float = 100.0) -> Outcome:
@@ -137,3 +157,9 @@ def test_a_row_that_is_read_and_written_stays_as_it_is(tmp_path: Path) -> None:
         again = json.loads(results.write(tmp_path).read_text())["rows"]
         assert [Outcome.of_cells(row) for row in again] == outcomes
     assert replace(GOOD[0], commit="abc").cells()["commit"] == "abc"
+
+
+def test_seconds_beside_other_work_are_neither_shown_nor_judged() -> None:
+    shared = [replace(one, others=0.3, total_s=900.0) for one in GOOD]
+    assert not [what for what in missed(shared) if "seconds" in what]
+    assert "| 900 |" not in page.text(shared, [])

@@ -136,3 +136,13 @@ def test_an_unknown_name_lists_the_known_ones_and_the_closest(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         section_config({"s": content}, "s", Named, "f")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(float("nan"), "nan is not a number"), (1 << 63, "64 bits"), (-(1 << 80), "64 bits")],
+)
+def test_numbers_that_nothing_can_use_are_named(value: float, reason: str) -> None:
+    content = {"many": [{}, {"temperature": value}]}
+    with pytest.raises(ConfigError, match=rf"agents\.many\[1\]\.temperature: .*{reason}"):
+        section_config({"agents": content}, "agents", Section, "run.yaml")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import REGISTRY
 
 from tailrace import tracing
+from tailrace.config import RunConfig, TracingArgs
+from tailrace.tracing import FinishedSpan, Sink
+from tailrace.tracing.background import BackgroundQueue
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -62,49 +64,147 @@ def test_every_line_is_json_with_the_ids_of_who_and_what() -> None:
 
 
 @pytest.fixture
-def spans() -> Iterator[InMemorySpanExporter]:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracing.record_with(provider)
-    yield exporter
-    tracing.record_with(None)
+def spans() -> Iterator[list[FinishedSpan]]:
+    found: list[FinishedSpan] = []
+    tracing.add_sink(Sink(found.append, lambda: None))
+    yield found
+    tracing.close()
 
 
-def test_without_an_endpoint_a_span_only_carries_its_parent_on() -> None:
+@pytest.fixture
+def sampled(spans: list[FinishedSpan], monkeypatch: pytest.MonkeyPatch) -> list[FinishedSpan]:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    args = TracingArgs(mlflow="sqlite://", sample_rate=0.25)
+    tracing.configure(RunConfig(exp_name="unit", tracing=args), "agents", "a1")
+    return spans
+
+
+def test_without_a_receiver_a_span_only_carries_its_parent_on() -> None:
     with tracing.span("a", PARENT), tracing.span("b"):
         assert tracing.current_traceparent() == PARENT
     assert tracing.current_traceparent() == ""
+    assert tracing.episode("e1") == ""
 
 
-def test_recorded_spans_join_the_trace_they_came_from(spans: InMemorySpanExporter) -> None:
+def test_a_service_without_a_receiver_imports_nothing_of_opentelemetry() -> None:
+    code = (
+        "import sys, tailrace.runtime, tailrace.tracing as t; from tailrace.config import RunConfig; "
+        "t.configure(RunConfig(exp_name='x'), 'agents', 'a'); "
+        "print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PATH": ""}
+    )
+    assert result.stdout.strip() == "[]"
+
+
+def test_recorded_spans_join_the_trace_they_came_from(spans: list[FinishedSpan]) -> None:
     with tracing.span("outer", PARENT, episode_id="e1") as outer:
         sent = tracing.current_traceparent()
         outer.set(num_tokens=5)
     with tracing.span("elsewhere", sent), tracing.span("inner"):
         pass
-    inner, elsewhere, first = sorted(
-        spans.get_finished_spans(), key=lambda span: -(span.start_time or 0)
-    )
-    trace_id = int(PARENT.split("-")[1], 16)
-    assert {span.context.trace_id for span in (inner, elsewhere, first)} == {trace_id}
-    assert elsewhere.parent is not None
-    assert first.context.span_id == elsewhere.parent.span_id
-    assert inner.parent is not None
-    assert inner.parent.span_id == elsewhere.context.span_id
-    assert dict(first.attributes or {}) == {"episode_id": "e1", "num_tokens": 5}
+    first, inner, elsewhere = spans
+    assert {span.trace_id for span in spans} == {PARENT.split("-")[1]}
+    assert first.parent == PARENT
+    assert elsewhere.parent == first.traceparent == sent
+    assert inner.parent == elsewhere.traceparent
+    assert first.attributes == {"episode_id": "e1", "num_tokens": 5}
+    assert elsewhere.start_ns <= inner.start_ns <= inner.end_ns <= elsewhere.end_ns
 
 
-def test_a_span_records_the_exception_that_ended_it(spans: InMemorySpanExporter) -> None:
-    with pytest.raises(KeyError), tracing.span("fails"):
+def test_a_span_records_the_exception_that_ended_it(spans: list[FinishedSpan]) -> None:
+    with pytest.raises(KeyError), tracing.span("fails", PARENT):
         raise KeyError("x")
-    (span,) = spans.get_finished_spans()
-    assert not span.status.is_ok
-    assert span.events[0].name == "exception"
+    assert spans[0].error == "KeyError: 'x'"
+    assert tracing.current_traceparent() == ""
 
 
-def test_garbage_from_a_caller_starts_a_new_trace(spans: InMemorySpanExporter) -> None:
-    with tracing.span("a", "garbage"):
-        pass
-    (span,) = spans.get_finished_spans()
-    assert span.parent is None
+@pytest.mark.parametrize("parent", ["", "garbage", PARENT[:-1] + "0", PARENT.upper()])
+def test_work_outside_of_a_sampled_trace_has_no_span(spans: list[FinishedSpan], parent: str) -> None:
+    with tracing.span("a", parent):
+        tracing.record("b", parent, 1.0, 2.0)
+    assert spans == []
+
+
+def test_the_share_of_sampled_episodes_is_that_of_the_setting(sampled: list[FinishedSpan]) -> None:
+    roots = {name: tracing.episode(name) for name in map("t{:08d}.0".format, range(2000))}
+    kept = [root for root in roots.values() if root]
+    assert 400 < len(kept) < 600
+    assert len(set(kept)) == len(kept)
+    assert roots == {name: tracing.episode(name) for name in roots}, "every service finds the same"
+
+
+def test_two_starts_of_a_run_have_different_traces(
+    sampled: list[FinishedSpan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(tracing.SALT_VARIABLE, "second")
+    run = RunConfig(exp_name="unit", tracing=TracingArgs(mlflow="sqlite://", sample_rate=1.0))
+    tracing.configure(run, "agents", "a1")
+    second = tracing.episode("t00000000.0")
+    monkeypatch.setenv(tracing.SALT_VARIABLE, "third")
+    tracing.configure(run, "agents", "a1")
+    assert second[3:35] != tracing.episode("t00000000.0")[3:35]
+
+
+def test_log_lines_inside_of_a_trace_have_its_id() -> None:
+    code = (
+        "from tailrace import log, tracing; log.configure(service='agents'); "
+        "logger = log.get_logger('x'); logger.info('outside')\n"
+        f"with tracing.carried('{PARENT}'): logger.info('inside')"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"TAILRACE_LOG": "json", "PATH": ""},
+    )
+    outside, inside = map(json.loads, result.stderr.splitlines())
+    assert "trace_id" not in outside
+    assert inside["trace_id"] == PARENT.split("-")[1]
+
+
+def test_a_receiver_that_hangs_costs_dropped_spans_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging, taken = threading.Event(), threading.Event()
+
+    def send(batch: list[int]) -> None:
+        taken.set()
+        hanging.wait()
+
+    queue = BackgroundQueue("hangs", send, (OSError,), "", max_items=8, close_s=0.1)
+    queue.put(0)
+    assert taken.wait(10)
+    for number in range(100):
+        queue.put(number)
+    queue.close()  # it hangs still
+    labels = {"receiver": "hangs", "result": "dropped"}
+    assert REGISTRY.get_sample_value("tailrace_tracing_spans_total", labels) == 100
+    hanging.set()
+
+
+def test_a_receiver_that_fails_is_counted_and_tried_again() -> None:
+    fails, sent = threading.Event(), []
+    fails.set()
+    failed = threading.Event()
+
+    def send(batch: list[int]) -> None:
+        if fails.is_set():
+            failed.set()
+            raise OSError("refused")
+        sent.extend(batch)
+
+    queue = BackgroundQueue("fails", send, (OSError,), "start it")
+    queue.put(1)
+    assert failed.wait(10)
+    fails.clear()
+    queue.put(2)
+    queue.close()
+    samples = {
+        result: REGISTRY.get_sample_value(
+            "tailrace_tracing_spans_total", {"receiver": "fails", "result": result}
+        )
+        for result in ("sent", "failed", "dropped")
+    }
+    assert sent == [2]
+    assert samples == {"sent": 1, "failed": 1, "dropped": 0}

@@ -21,7 +21,7 @@ from tailrace_agents.config import AgentsConfig, EnvEntry, GeneratingArgs
 from tailrace_agents.core.environments import EnvHandle, EnvPool
 from tailrace_agents.core.episode import EpisodeResult, mix_seed
 from tailrace_agents.core.settlement import apply_score, score_item
-from tailrace_agents.handlers import LengthEstimate, _may_have_records
+from tailrace_agents.handlers import _may_have_records
 from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
 from tailrace_protos.generation import CallError, CallErrorCode
 from tailrace_protos.reward import Score
@@ -123,18 +123,6 @@ def test_components_become_metrics_beside_the_environments() -> None:
     assert score_item(task(), result).turn_rewards == ()
 
 
-def test_lengths_are_learnt_per_environment() -> None:
-    lengths = LengthEstimate(default_tokens=1000)
-    assert lengths.predict("lake") == 1000
-    for _ in range(5):
-        lengths.observe("lake", 40)
-    assert lengths.predict("lake") == 40
-    for _ in range(200):
-        lengths.observe("lake", 80)
-    assert lengths.predict("lake") == pytest.approx(80, abs=1)
-    assert lengths.predict("maze") == 1000
-
-
 @given(st.lists(st.integers(0, 2**63), min_size=1, max_size=3), st.integers(0, 2))
 def test_a_seed_depends_on_every_part(parts: list[int], place: int) -> None:
     seed = mix_seed(*parts)
@@ -192,6 +180,7 @@ async def test_a_folder_that_cannot_be_written_is_no_failure_of_the_episode(tmp_
         (lambda: AgentsConfig(max_concurrent_episodes=0), "max_concurrent_episodes"),
         (lambda: AgentsConfig(reward_timeout_s=0), "reward_timeout_s"),
         (lambda: AgentsConfig(render_episodes=-1), "render_episodes"),
+        (lambda: AgentsConfig(keep_episodes=-1), "keep_episodes"),
     ],
 )
 def test_an_impossible_configuration_names_its_key(make: Any, key: str) -> None:

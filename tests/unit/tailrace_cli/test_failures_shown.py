@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 from pathlib import Path
 
 import msgspec
@@ -12,8 +13,11 @@ from rich.console import Console
 
 from tailrace.config import Endpoints
 from tailrace_cli.cluster.supervisor import Supervisor
-from tailrace_cli.live_view import ProgressView, RunFailedError, Watch
-from tailrace_cli.report import write_report
+from tailrace_cli.cluster.watch import RunFailedError, Watch
+from tailrace_cli.console import plain_console
+from tailrace_cli.live_view import ProgressView
+from tailrace_cli.reporting.pages import RunReport
+from tailrace_cli.run_folders import RunFolder
 from tailrace_cli.summary import read_health, summary_rows
 from tailrace_protos.control import RunStatus
 from tailrace_protos.episode import Outcome
@@ -42,9 +46,9 @@ def status(**values: object) -> RunStatus:
     )
 
 
-def shown(*statuses: RunStatus, terminal: bool = False) -> str:
+def shown(*statuses: RunStatus, terminal: bool = False, width: int = 120) -> str:
     output = io.StringIO()
-    console = Console(file=output, force_terminal=terminal, width=120)
+    console = plain_console(file=output, force_terminal=terminal, width=width)
     with ProgressView(console, "lake") as view:
         for one in statuses:
             view.update(one)
@@ -93,7 +97,8 @@ def test_the_table_and_the_report_list_the_commonest_failures_hints_and_the_end(
     assert ("the newest failure", "judge <gone> 1") in lines
     assert lines.count(("hint", hint.text)) == 1
     assert ("the run failed", FAILED.reason) in lines
-    page = write_report(tmp_path, "lake", tmp_path).read_text()
+    (tmp_path / "config.yaml").write_text("exp_name: lake\n")
+    page = RunReport(RunFolder(tmp_path)).write().read_text()
     assert all(text in page for text in ("env.step raised 4", "judge &lt;gone&gt; 1", FAILED.reason))
 
 
@@ -136,6 +141,40 @@ def test_an_evaluation_whose_means_leave_episodes_out_is_a_hint(tmp_path: Path) 
     )
     (hint,) = read_health(tmp_path).hints
     assert hint.startswith("the evaluation of step 0 counts 34 of 768 episodes")
+
+
+def test_the_live_view_of_80_columns_shows_what_matters_on_whole_lines() -> None:
+    values = {"success_rate": 0.5, "eval_success_rate": 0.25, "eval_greedy_success_rate": 0.75}
+    more = {"num_failures": 1234, "newest_failure": "[judge] gone", "policy_version": 567}
+    text = shown(status(**values, **more, reward_mean=0.5, tokens_per_s=9e6), terminal=True, width=80)
+    plain = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", text)
+    for part in ("success 0.500", "held-out sampled 0.250", "held-out greedy 0.750", "failed 1,234"):
+        assert part in plain
+    assert "version 567" in plain
+    assert not any("━" in line and "success" in line for line in plain.splitlines())
+    assert "[judge] gone" in plain
+    assert max(len(line.rstrip()) for line in plain.splitlines()) <= 80
+
+
+def test_the_warm_start_shows_its_own_progress() -> None:
+    warm = [
+        status(phase="warm_start", step=0, warm_start_step=step, warm_start_num_steps=200)
+        for step in range(201)
+    ]
+    lines = shown(*warm).splitlines()
+    assert [line.split()[3] for line in lines] == [f"{step}/200" for step in range(0, 201, 20)]
+    assert "warm start  step 120/200" in shown(warm[120], terminal=True)
+
+
+def test_a_narrowed_terminal_is_cleared_before_the_next_picture() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=120, height=30)
+    with ProgressView(console, "lake") as view:
+        view.update(status())
+        assert "\x1b[2J" not in output.getvalue()
+        console.width = 60
+        view.update(status())
+    assert "\x1b[2J\x1b[H" in output.getvalue()
 
 
 def test_sampled_and_greedy_success_have_names_in_the_live_view() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tailrace_cli.experiment import Experiment, load
 from tailrace_cli.loading import fitting
 from tailrace_cli.loading.facts import MachineFacts, ModelFacts, PromptFacts
-from tailrace_cli.loading.fitting import GIB
+from tailrace_cli.loading.memory import GIB, memory_of
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "frozen_lake" / "experiment.yaml"
 MODEL = ModelFacts(
@@ -34,7 +34,7 @@ def machine(host_gib: float, *gpu_gib: float, shm_gib: float = 1000.0) -> Machin
 
 def test_the_host_holds_every_process_without_a_gpu() -> None:
     chosen = experiment("cluster.num_inference_servers=2", "inference.kv_cache_tokens=65536")
-    (host,) = fitting.memory_of(chosen, MODEL, machine(100))
+    (host,) = memory_of(chosen, MODEL, machine(100))
     assert host.place == "this machine"
     assert host.parts == {
         "learner": 16 * 10**9,  # weights, gradients and two moments
@@ -46,7 +46,7 @@ def test_the_host_holds_every_process_without_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["learner.lora={r: 4}"], 4),
+        (["learner.lora={r: 4}"], 4 + 16 * 24_000 / 10**9),  # and all of the adapters
         (["learner.training_args.optimizer=sgd"], 8),
         (["learner.init_kl_coef=0.1"], 20),
         (["learner.init_kl_coef=0.1", "learner.model_args.dtype=bfloat16"], 18),
@@ -54,9 +54,9 @@ def test_the_host_holds_every_process_without_a_gpu() -> None:
         (["learner.strategy_args.num_ranks=4"], 16),
     ],
 )
-def test_the_learner_holds_what_its_settings_ask_for(overrides: list[str], expected: int) -> None:
-    (host,) = fitting.memory_of(experiment(*overrides), MODEL, machine(100))
-    assert host.parts["learner"] == expected * 10**9
+def test_the_learner_holds_what_its_settings_ask_for(overrides: list[str], expected: float) -> None:
+    (host,) = memory_of(experiment(*overrides), MODEL, machine(100))
+    assert host.parts["learner"] == round(expected * 10**9)
 
 
 def test_processes_are_counted_where_they_compute() -> None:
@@ -66,7 +66,7 @@ def test_processes_are_counted_where_they_compute() -> None:
         "cluster.num_inference_servers=3",
     )
     spread = experiment(*overrides, "cluster.inference_gpus=[2,3]")
-    host, *gpus = fitting.memory_of(spread, MODEL, machine(100, 80, 80, 80, 80))
+    host, *gpus = memory_of(spread, MODEL, machine(100, 80, 80, 80, 80))
     assert {gpu.place: [name for name, size in gpu.parts.items() if size] for gpu in gpus} == {
         "GPU 0": ["learner"],
         "GPU 1": ["learner"],
@@ -80,7 +80,7 @@ def test_processes_are_counted_where_they_compute() -> None:
 
 def test_memory_that_must_be_there_is_a_problem_and_memory_that_may_be_needed_a_note() -> None:
     chosen = experiment()
-    (host,) = fitting.memory_of(chosen, MODEL, machine(1))
+    (host,) = memory_of(chosen, MODEL, machine(1))
     least, more = host.least / GIB, (host.least + host.activations) / GIB
     too_small = fitting.check_memory(chosen, MODEL, machine(0.9 * least))
     tight = fitting.check_memory(chosen, MODEL, machine((least + more) / 2))

@@ -475,8 +475,11 @@ def test_a_tool_that_the_run_does_not_serve_is_noted(folder: Path) -> None:
     assert served.prompts[0].num_tokens > alone.prompts[0].num_tokens  # the template names it
 
 
+PRETRAINED = ("frozen_lake_8x8", "gsm8k", "gsm8k_7b_8gpu", "search_agent_32b_64gpu")
+
+
 def _overrides(path: Path, folder: Path) -> list[str]:
-    is_pretrained = path.parent.name == "gsm8k" or path.stem == "published"
+    is_pretrained = path.parent.name in PRETRAINED or path.stem == "published"
     overrides = [f"pretrain={folder / 'wide'}"] if is_pretrained and path.stem != "tiny" else []
     if path.stem != "attempts":
         return overrides
@@ -503,7 +506,7 @@ def test_every_example_is_clean(
     wide.mkdir()
     for file in (folder / "whole").iterdir():
         (wide / file.name).write_bytes(file.read_bytes())
-    _set(wide / "config.json", max_position_embeddings=4096)
+    _set(wide / "config.json", max_position_embeddings=16384)
     rows = tmp_path / "gsm8k"
     rows.mkdir()
     for split in ("train", "test"):

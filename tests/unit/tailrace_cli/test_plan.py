@@ -13,6 +13,7 @@ from tailrace.config import ConfigError
 from tailrace_cli.cluster import plan as cluster_plan
 from tailrace_cli.cluster.local import LocalCluster
 from tailrace_cli.cluster.permissions import SERVICE_USERS
+from tailrace_cli.cluster.placement import given_gpus
 from tailrace_cli.cluster.plan import (
     ProcessSpec,
     ServerAddresses,
@@ -163,13 +164,22 @@ def test_a_server_that_is_not_where_the_user_says_is_named_by_its_key(
     key: str, find: Callable[[ClusterConfig], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "server"
-    program.write_text("#!/bin/sh\n")
+    program.write_text("#!/bin/sh\necho v=9.1.2\n")
     for path in ("/no/such", str(tmp_path), str(program)):  # the last one cannot be executed yet
         with pytest.raises(ConfigError, match=rf"cluster\.{key}: {path} is no program"):
             find(convert({key: path}, ClusterConfig))
     program.chmod(0o700)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert find(convert({key: "~/server"}, ClusterConfig)) == str(program)
+
+
+def test_a_redis_that_is_too_old_or_none_is_refused(tmp_path: Path) -> None:
+    program = tmp_path / "server"
+    for said, reason in (("v=6.2.14", "version 6.2; 7.2 or later"), ("", "says no version")):
+        program.write_text(f"#!/bin/sh\necho {said}\n")
+        program.chmod(0o700)
+        with pytest.raises(ConfigError, match=reason):
+            redis_server_binary(ClusterConfig(redis_server_binary=str(program)))
 
 
 def test_no_gpu_may_be_asked_for_where_none_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +192,10 @@ def test_no_gpu_may_be_asked_for_where_none_is_shown(monkeypatch: pytest.MonkeyP
     [
         (lambda: ClusterConfig(num_gpus_per_node=2, learner_gpus=(2,)), r"learner_gpus: .* no GPU 2"),
         (lambda: ClusterConfig(inference_gpus=(-1,)), r"inference_gpus: .* no GPU -1"),
-        (lambda: ClusterConfig(inference_gpus=(0, 1)), "raise cluster.num_inference_servers"),
+        (
+            lambda: given_gpus(ClusterConfig(inference_gpus=(0, 1))),
+            "raise cluster.num_inference_servers",
+        ),
         (lambda: ClusterConfig(reward_gpus=(0, 1)), "raise cluster.num_reward_workers"),
         (lambda: ClusterConfig(num_gpus_per_node=-1), "num_gpus_per_node"),
         (lambda: ClusterConfig(learner_gpus=(0, 0)), "learner_gpus names GPU 0 twice"),

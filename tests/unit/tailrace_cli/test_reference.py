@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 from tailrace.config import SECTIONS, ConfigError, RunConfig
 from tailrace.config.keys import type_at
 from tailrace.config.settings import TABLES
-from tailrace_cli.__main__ import app
+from tailrace_cli.__main__ import app, refuse_dashed_keys
 from tailrace_cli.commands.explain import explanation
 from tailrace_cli.commands.import_config import SYSTEMS
 from tailrace_cli.experiment import SECTION_KINDS, decode
 from tailrace_cli.reference import READERS_OF_RUN, entries
+from tailrace_protos.subjects import SERVICES
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "reference.md"
@@ -70,6 +71,9 @@ def test_the_readers_of_the_runs_keys_are_those_in_the_code() -> None:
             for key in DERIVED.get(name, (name,)):
                 if key in found and not path.name.startswith("config"):
                     found[key].add(service)
+    in_every_service = (ROOT / "shared/tailrace/tracing/__init__.py").read_text()
+    for name in re.findall(r"\brun\.(\w+)", in_every_service):
+        found[name] |= set(SERVICES)
     assert {key: set(readers) for key, readers in READERS_OF_RUN.items()} == found
 
 
@@ -125,3 +129,29 @@ def test_the_command_prints_a_key() -> None:
     result = CliRunner().invoke(app, ["explain", "cluster.drain_s"])
     assert result.exit_code == 0
     assert "read by: cli" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("argument", "written"),
+    [("--group_size=4", "group_size=4"), ("--learner.pg_clip", "learner.pg_clip=...")],
+)
+def test_a_key_written_as_an_option_is_refused_with_how_to_write_it(
+    argument: str, written: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(written)):
+        refuse_dashed_keys(["train", "examples/frozen_lake", argument])
+
+
+def refusal(*arguments: str) -> str:
+    """The error that a command line gets; empty if it gets none."""
+    try:
+        refuse_dashed_keys(arguments)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_options_and_words_for_another_program_are_no_keys() -> None:
+    assert refusal("train", "x", "--overwrite", "--help", "--unknown") == ""
+    assert refusal("import-config", "verl", "--", "--group_size=3") == ""
+    assert "write group_size=3" in refusal("import-config", "verl", "--group_size=3")

@@ -95,7 +95,16 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         0.5,
         {"inference.gpu_memory_utilization": 0.5},
     ),
-    "actor_infer.strategy_args.strategy_name": ("hf_infer", {"inference.forward": "generic"}),
+    **{
+        f"actor_infer.strategy_args.{key}": (2, {f"inference.{kind}_parallel_size": 2})
+        for kind, short in (("tensor", "tp"), ("pipeline", "pp"))
+        for key in (
+            f"{short}_size",
+            f"{kind}_parallel_size",
+            f"strategy_config.{kind}_parallel_size",
+        )
+    },
+    "actor_infer.strategy_args.strategy_name": ("hf_infer", {"inference.engine": "hf"}),
     "train_env_manager.tags": (["b", "c"], {"scheduler.tags": ("b", "c")}),
     "train_env_manager.num_env_groups": (7, {"run.groups_per_step": 7}),
     "train_env_manager.group_size": (5, {"run.group_size": 5}),
@@ -147,6 +156,15 @@ BESIDE: dict[str, dict[str, Any]] = {
             "tensor_parallel_size",
             "tp_size",
             "strategy_config.tensor_model_parallel_size",
+        )
+    },
+    **{
+        f"actor_infer.strategy_args.{key}": {"inference": {"engine": "vllm"}}
+        for kind, short in (("tensor", "tp"), ("pipeline", "pp"))
+        for key in (
+            f"{short}_size",
+            f"{kind}_parallel_size",
+            f"strategy_config.{kind}_parallel_size",
         )
     },
     "reference": {"init_kl_coef": 0.1},

@@ -51,7 +51,7 @@ async def test_a_user_error_is_final_and_carries_the_last_line_of_the_log(
     await supervisor.start(ProcessSpec("learner", [sys.executable, "-c", program]))
     error = await asyncio.wait_for(supervisor.failed, 10)
     assert error.exit_code == 2
-    assert str(error) == "learner: error: pretrain: no such model"
+    assert str(error) == "learner: pretrain: no such model"
     assert supervisor.num_restarts == {}
 
 

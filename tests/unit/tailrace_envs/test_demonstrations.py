@@ -17,9 +17,12 @@ from tailrace_envs import env_baselines, make_env
 from tailrace_envs.baselines import success_of
 from tailrace_envs.sokoban.expert import SokobanNovice
 from tailrace_envs.sokoban.expert import demonstrations as sokoban
-from tailrace_envs.sokoban.tokenizer import build_sokoban_tokenizer, row_tokens
+from tailrace_envs.sokoban.tokenizer import build_sokoban_tokenizer
+from tailrace_envs.webshop.config import CatalogueArgs
 from tailrace_envs.webshop.expert import WebShopNovice
 from tailrace_envs.webshop.expert import demonstrations as webshop
+from tailrace_envs.webshop.goals import is_held_out_product
+from tailrace_envs.webshop.shop import open_shop
 from tailrace_envs.webshop.tokenizer import build_webshop_tokenizer
 from tailrace_protos.weights import ModelCard
 
@@ -184,15 +187,28 @@ def test_impossible_options_are_refused(kind: Kind, options: dict[str, object]) 
         kind.rows(1, **options)
 
 
-def test_a_turn_of_sokoban_is_a_token_per_row_and_one_per_move(tmp_path: Path) -> None:
+@pytest.mark.parametrize("room", [(6, 6), (7, 7), (8, 8), (5, 7)])
+def test_a_turn_of_sokoban_is_two_tokens_per_row_and_one_per_move(
+    room: tuple[int, int], tmp_path: Path
+) -> None:
     kind = Kind("sokoban", build_sokoban_tokenizer, sokoban, LEVELS, tmp_path)
-    env = make_env("sokoban", LEVELS)
+    env = make_env("sokoban", {**LEVELS, "dim_room": room, "max_turns": 60})
+    lengths = set()
     for seed in range(50):
         observation, _ = env.reset(seed=seed)
-        assert len(kind.renderer.observation_ids(observation, True)) == 6 + 2
-        assert set(row_tokens()).issuperset(observation.splitlines(keepends=True))
+        token_ids = kind.tokenizer.encode(observation)
+        assert kind.tokenizer.decode(token_ids) == observation
+        assert kind.tokenizer.unk_token_id not in token_ids
+        lengths.add(len(token_ids))
+    assert lengths == {2 * (room[0] - 2) + 2}  # and a token for each outer wall
     assert {len(kind.renderer.reply_ids(word)) for word in ("Up", "Down", "Left", "Right")} == {2}
-    larger, _ = make_env("sokoban", {"dim_room": [7, 8], "num_boxes": 2, "max_turns": 60}).reset(seed=0)
+
+
+def test_other_rooms_of_sokoban_are_read_cell_by_cell(tmp_path: Path) -> None:
+    kind = Kind("sokoban", build_sokoban_tokenizer, sokoban, LEVELS, tmp_path)
+    larger, _ = make_env("sokoban", {"dim_room": [7, 10], "num_boxes": 2, "max_turns": 60}).reset(
+        seed=0
+    )
     assert kind.tokenizer.decode(kind.tokenizer.encode(larger)) == larger
 
 
@@ -207,3 +223,55 @@ def test_a_decoded_action_of_webshop_does_what_the_text_does(tmp_path: Path) -> 
         pages.append(env.step(reply)[0])
     assert pages[0] == pages[1]
     assert pages[0].startswith("Page 1")
+
+
+def test_names_and_prices_of_held_out_products_consist_of_tokens_that_training_shows(
+    tmp_path: Path,
+) -> None:
+    kind = Kind("webshop", build_webshop_tokenizer, webshop, SHOP, tmp_path)
+    seen = {token for token_ids, _ in kind.rows(400) for token in token_ids}
+    shop = open_shop(CatalogueArgs())
+    hidden = [one for one in shop.products if is_held_out_product(one)]
+    assert hidden
+    for product in hidden:
+        for text in (product.asin, f"${product.price:.2f}", product.title):
+            assert seen.issuperset(kind.tokenizer.encode(text))
+        said = kind.renderer.decode(kind.renderer.reply_ids(f"click[{product.asin}]"))
+        assert said == f"click[ {product.asin} ]"
+
+
+@pytest.mark.parametrize("history_turns", [0, 2])
+def test_a_demonstrated_turn_has_the_prompt_of_a_policy_that_sees_few_turns(
+    kind: Kind, history_turns: int
+) -> None:
+    """Rows of turns hold the replies of the whole episodes, each once, behind its last turns."""
+    whole = [reply for row in kind.rows(5) for reply in replies(kind, row)]
+    turns = kind.rows(5, history_turns=history_turns)
+    assert [replies(kind, row) for row in turns] == [[reply] for reply in whole]
+    begins = kind.renderer.observation_ids("", True)[:1].tolist()
+    assert all(token_ids[:1] == begins for token_ids, _ in turns)
+    users = [token_ids.count(begins[0]) for token_ids, _ in turns]
+    assert max(users) == history_turns + 1
+    assert users[: history_turns + 1] == list(range(1, history_turns + 2))
+    with pytest.raises(ValueError, match="history_turns must not be negative"):
+        kind.rows(1, history_turns=-1)
+
+
+def test_the_task_stays_in_sight_of_a_demonstrated_turn(tmp_path: Path) -> None:
+    kind = Kind("webshop", build_webshop_tokenizer, webshop, SHOP, tmp_path)
+    wanted = kind.tokenizer.encode("i am looking for")[0]
+    assert all(wanted in token_ids for token_ids, _ in kind.rows(5, history_turns=0))
+
+
+def test_variants_are_demonstrated_in_turn(tmp_path: Path) -> None:
+    kind = Kind("sokoban", build_sokoban_tokenizer, sokoban, LEVELS, tmp_path)
+    rooms = [{"dim_room": (rows, 6)} for rows in (6, 7, 8)]
+    shown = [
+        kind.tokenizer.decode(token_ids).split("<|user|>")[1].count("#\n")
+        for token_ids, _ in kind.rows(7, variants=rooms)
+    ]
+    assert shown == [6, 7, 8, 6, 7, 8, 6]
+    with pytest.raises(ValueError, match="variants must name"):
+        kind.rows(1, variants=[])
+    with pytest.raises(ValueError, match="split"):
+        kind.rows(1, variants=[{"split": "held_out"}])

@@ -70,15 +70,17 @@ def test_the_table_of_groups_and_workers_is_that_of_the_code() -> None:
 
 def test_the_examples_of_rows_are_valid_and_a_window_alone_is_not() -> None:
     def resolved(*overrides: str) -> Experiment:
-        experiment = load(ROOT / "examples" / "sokoban" / "experiment.yaml", overrides)
+        experiment = load(ROOT / "examples" / "frozen_lake" / "experiment.yaml", overrides)
         check_experiment(experiment)
         return experiment
 
     commands = [line.split() for block in BLOCKS["bash"] for line in block.splitlines()]
-    assert [command[:3] for command in commands] == [["tailrace", "validate", "examples/sokoban"]] * 2
+    assert [command[:3] for command in commands] == [
+        ["tailrace", "validate", "examples/frozen_lake"]
+    ] * 2
     turns, window = (resolved(*command[3:]) for command in commands)
     assert turns.run.granularity == window.run.granularity == "step"
-    seen = [made.agents.custom_envs["sokoban"].history_turns for made in (turns, window)]
+    seen = [made.agents.custom_envs["frozen_lake"].history_turns for made in (turns, window)]
     assert seen == [None, 2]
     with pytest.raises(ConfigError, match="history_turns needs granularity: step"):
         resolved(commands[1][-1])

@@ -9,7 +9,7 @@ from gymnasium.envs.toy_text.frozen_lake import generate_random_map, is_valid
 
 from tailrace.config import ConfigError
 from tailrace_envs import FrozenLakeText, UnknownEnvTypeError, make_env
-from tailrace_envs.frozen_lake import INVALID_NOTE, RULES, parse_action
+from tailrace_envs.frozen_lake import INVALID_NOTE, RULES, TILE, parse_action
 from tailrace_envs.frozen_lake_expert import best_moves
 from tailrace_envs.frozen_lake_maps import holes_of, map_for_seed, map_pools
 
@@ -177,12 +177,13 @@ def test_larger_grids_are_played_and_drawn() -> None:
 def test_a_picture_shows_the_agent_where_it_stands() -> None:
     env = FrozenLakeText()
     env.reset(seed=2)
-    first = env.render()
+    first, start = env.render(), env.position
     env.step(best_moves(env.lake_map, env.position)[0])
     second = env.render()
     assert first.shape == (256, 256, 3)
     assert first.dtype.name == "uint8"
-    assert (first != second).any()
+    changed = {(row // TILE, column // TILE) for row, column, _ in np.argwhere(first != second)}
+    assert changed == {divmod(start, 4), divmod(env.position, 4)}
 
 
 def test_a_picture_needs_a_reset_first() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tailrace.weights.tensors import TensorBytes
-from tailrace_inference.engine.weights import WeightMismatchError
+from tailrace_inference.engine.weights import WeightMismatchError, WeightStage
 from tests.unit.tailrace_inference.harness import (
     Client,
     make_engine,
@@ -125,17 +125,20 @@ def test_tied_embeddings_may_come_under_both_names_but_must_agree() -> None:
         client.engine.stage([*tensors, embedding._replace(name="lm_head.weight", data=other)], 2)
 
 
-def test_bfloat16_updates_are_widened_to_the_engines_type() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_updates_of_narrow_types_are_widened_exactly(dtype: torch.dtype) -> None:
     rough = make_model(seed=1)
     tensors = []
     for tensor, parameter in zip(weights_of(rough), rough.parameters(), strict=True):
-        narrow = parameter.data.to(torch.bfloat16)
+        narrow = parameter.data.to(dtype)
         parameter.data.copy_(narrow)
-        data = memoryview(narrow.view(torch.int16).numpy()).cast("B")
-        tensors.append(tensor._replace(dtype="bfloat16", data=data))
+        data = memoryview(narrow.view(torch.uint8).numpy()).cast("B")
+        tensors.append(tensor._replace(dtype=str(dtype).removeprefix("torch."), data=data))
     client = Client(make_engine(make_model()))
     client.engine.stage(tensors, 1)
     client.engine.apply()
+    staged = WeightStage(make_model()).load(tensors, 1)
+    assert all(map(torch.equal, staged.values, rough.parameters()))
     asked = client.one([1, 2, 3], 5)
     exact = own_logprobs(rough, asked.ids)[2:]
     assert np.abs(asked.generation.inference_logprobs - exact).max() < 1e-4
@@ -225,3 +228,24 @@ def test_adapters_for_weights_that_are_not_there_are_refused() -> None:
             client.engine.stage(tensors, 2, base_version=1)
     with pytest.raises(WeightMismatchError, match=r"no layer 'model\.extra'"):
         client.engine.stage([*weights_of(model), stray], 2)
+
+
+def test_the_first_call_answers_soon_after_an_update_and_the_others_follow() -> None:
+    """Long contexts are not all computed again before anyone gets a token."""
+    client = Client(make_engine(make_model(), max_batched_tokens=2048, stream_chunk_tokens=1))
+    asked = [client.ask([7] * (200 - 20 * index), 30) for index in range(8)]
+    engine = client.engine
+    while not all(one.ledger.num_tokens for one in asked):
+        engine.step()
+    newer = make_model(seed=1)
+    engine.stage(weights_of(newer), 1)
+    engine.apply()
+    before, computed = [one.ledger.num_tokens for one in asked], engine.stats().num_computed_tokens
+    engine.step()
+    gained = [one.ledger.num_tokens - had for one, had in zip(asked, before, strict=True)]
+    assert gained == [0] * 7 + [1]
+    assert engine.stats().num_computed_tokens - computed <= 128 + 8
+    client.finish()
+    for one in asked:
+        wanted = own_logprobs(newer, one.ids)[-5:]
+        np.testing.assert_allclose(one.generation.inference_logprobs[-5:], wanted, atol=1e-4)

@@ -60,7 +60,7 @@ async def test_what_cannot_start_is_refused_by_name(settings: dict[str, Any], wo
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="engine is 'vlm': take one of torch, vllm, sglang, or module"):
+    with pytest.raises(ValueError, match="engine is 'vlm': take one of torch, vllm, sglang, hf, or"):
         InferenceConfig(engine="vlm")
 
 

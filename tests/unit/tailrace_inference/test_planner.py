@@ -24,6 +24,24 @@ def test_the_budget_is_kept_used_and_given_to_decoding_first(pending: list[int],
     assert (np.diff(prompts) <= 0).all(), "earlier prompts are served first"
 
 
+@given(st.lists(st.tuples(st.integers(1, 300), st.booleans()), min_size=1, max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_rows_that_are_computed_again_come_first_and_the_shortest_before_the_others(
+    rows: list[tuple[int, bool]],
+) -> None:
+    pending, again = (np.array(column) for column in zip(*rows, strict=True))
+    take = share_budget(pending, 1000, again, 50)
+    assert (take[pending == 1] == 1).all()
+    prompts = pending > 1
+    most = 50 if again.any() else 1000 - np.count_nonzero(pending == 1)
+    assert take[prompts].sum() == min(most, pending[prompts].sum())
+    lacking = (again & prompts & (take < pending)).any()
+    assert not (lacking and take[prompts & ~again].any())
+    served = np.flatnonzero(again & prompts & (take > 0))
+    left_out = np.flatnonzero(again & prompts & (take == 0))
+    assert not len(left_out) or pending[served].max(initial=0) <= pending[left_out].min()
+
+
 ROWS = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 400)), min_size=1, max_size=80)
 
 

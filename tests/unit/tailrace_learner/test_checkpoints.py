@@ -30,7 +30,7 @@ from tailrace_learner.adapters.hf_model import TrainableModel
 from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.config import FromScratch, LearnerConfig, TrainingArgs
-from tailrace_learner.core.step.run_state import Origin, RunState, origin, resumed_state
+from tailrace_learner.core.step.run_state import Origin, RunState, changed_keys, origin, resumed_state
 from tailrace_learner.core.step.step import StepTrainer
 from tests.unit.tailrace_learner.factory import make_rows
 from tests.unit.tailrace_learner.step.test_step import prepared
@@ -142,10 +142,23 @@ def test_the_state_survives_the_round_trip(tmp_path: Path, still: Session) -> No
     saved = state(4, next_group_index=70, num_trained_groups=64, entry_ids=("1-0",), group_ids=("t7",))
     path = CheckpointFolder(tmp_path).write(still.snapshot(), saved)
     assert read_checkpoint(path).state == saved
-    resumed = resumed_state(saved, "digest")
+    resumed = resumed_state(saved, {"seed": 1})
     assert resumed.lineage.startswith("4-")
     assert resumed.entry_ids == ()
     assert [(a.lineage, a.last_step) for a in resumed.ancestors] == [("0-a", 4)]
+
+
+def test_a_changed_experiment_is_told_by_its_keys() -> None:
+    before = {
+        "seed": 1,
+        "resume_from_checkpoint": False,
+        "learner": {"lora": {"rank": 4}, "loss": "ppo"},
+    }
+    saved = state(4, experiment=before)
+    assert changed_keys(saved, {**before, "resume_from_checkpoint": True}) == ()
+    now = {"seed": 1, "learner": {"lora": {"rank": 8}, "loss": "ppo", "gamma": 1.0}}
+    assert changed_keys(saved, now) == ("learner.gamma", "learner.lora.rank")
+    assert changed_keys(state(4), now) == ()
 
 
 def test_torn_and_unfinished_checkpoints_are_ignored_and_swept(tmp_path: Path, still: Session) -> None:

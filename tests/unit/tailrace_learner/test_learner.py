@@ -21,6 +21,7 @@ from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.run_state import RunState
 from tailrace_learner.core.step.step import StepTrainer
 from tailrace_learner.handlers import Learner, LearnerPorts
+from tailrace_learner.ports import OWN_DEVICE
 from tailrace_protos.event import CheckpointSaved, StepFinished
 from tailrace_protos.trajectory import TrajectoryGroup
 from tests.unit.tailrace_learner.factory import config, group, make_policy, trajectory
@@ -47,8 +48,10 @@ class FakeSource:
     entries: list[Ready]
     dropped: list[tuple[str, str]] = field(default_factory=list)
     committed: list[tuple[tuple[str, ...], CheckpointSaved]] = field(default_factory=list)
+    old_steps: list[int] = field(default_factory=list)
 
-    async def next_groups(self, max_groups: int, block_s: float) -> list[Ready]:
+    async def next_groups(self, max_groups: int, block_s: float, old_step: int) -> list[Ready]:
+        self.old_steps.append(old_step)
         if not self.entries:
             await asyncio.sleep(0.01)
         taken, self.entries = self.entries[:max_groups], self.entries[max_groups:]
@@ -134,10 +137,12 @@ def learner(
         "group_size": 2,
         "max_staleness": 5,
         "logging_steps": 1,
+        "stale_groups": "mask",
     }
     run_keys |= {key: settings.pop(key) for key in list(settings) if key in run_keys}
     run = RunConfig(exp_name="unit", **run_keys)
     trajectories = settings.pop("trajectories", None)
+    device = settings.pop("device", OWN_DEVICE)
     given = config(**settings)
     policy = make_policy()
     trainer = StepTrainer(
@@ -158,12 +163,25 @@ def learner(
         no_weights,
         world.take,
         trajectories=trajectories,
+        device=device,
     )
     return Learner(whole, trainer, run, given, state or RunState(step=0, lineage="0-a"))
 
 
 def steps(world: FakeWorld) -> list[StepFinished]:
     return [event for event in world.events if isinstance(event, StepFinished)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "old_steps"),
+    [("mask", {-1}), ("drop", {-1}), ("wait", {-1, 0}), ("close", {-1, 0}), ("auto", {-1, 0})],
+)
+async def test_a_step_keeps_places_for_groups_that_it_is_the_last_to_train(
+    policy: str, old_steps: set[int]
+) -> None:
+    source = FakeSource([ready(index) for index in range(4)])
+    await learner(source, FakeWorld(), stale_groups=policy, max_staleness=1).run_forever()
+    assert set(source.old_steps) == old_steps
 
 
 async def test_every_group_makes_one_step_and_every_step_one_version() -> None:
@@ -189,6 +207,7 @@ async def test_the_metrics_of_a_step_have_every_key() -> None:
         "entropy",
         "kl",
         "mismatch_kl",
+        "mismatch_correlation",
         "behaviour_kl",
         "staleness_mean",
         "staleness_max",
@@ -274,6 +293,28 @@ async def test_a_checkpoint_names_exactly_the_groups_since_the_one_before() -> N
     assert world.pruned[-1] == (4, {"0-a"})
 
 
+async def test_a_stop_saves_the_steps_that_are_done_and_leaves_the_groups_of_the_next_one() -> None:
+    source, world = FakeSource([ready(index) for index in range(3)]), FakeWorld()
+    one = learner(source, world, max_steps=9)
+    running = asyncio.create_task(one.run_forever())
+    async with asyncio.timeout(30):
+        while source.entries or len(source.old_steps) < 4:
+            await asyncio.sleep(0)
+        await one.stop()
+        await running
+    assert [(state.step, state.entry_ids) for state in world.saved] == [(1, ("0-0", "1-0"))]
+    assert world.saved[0].next_group_index == 2
+    assert [event.step for event in steps(world)] == [1]
+
+
+async def test_a_stop_without_new_steps_saves_nothing() -> None:
+    world = FakeWorld()
+    one = learner(FakeSource([ready(0)]), world)
+    await one.stop()
+    await one.run_forever()
+    assert world.saved == []
+
+
 async def test_retained_bytes_bring_a_checkpoint_forward() -> None:
     source, world = FakeSource([ready(index) for index in range(6)]), FakeWorld()
     await learner(source, world, max_steps=3, max_retained_bytes=200).run_forever()
@@ -337,3 +378,39 @@ def test_trajectories_without_token_spans_are_refused_with_their_file(tmp_path: 
     path = TrajectoryFiles(tmp_path).append(1, "0-a", [group((bare, *given.members[1:]))])
     with pytest.raises(ValueError, match=r"step_000001-0-a.msgpack: rows without token spans"):
         read_groups(path)
+
+
+class SharedDevice:
+    """Turns of the learner, and the groups that were taken while it had the device."""
+
+    is_shared = True
+
+    def __init__(self, source: FakeSource) -> None:
+        self.has_it = True  # since the model was prepared
+        self.num_turns = 1
+        self.waited_with_it = 0
+        waiting = source.next_groups
+
+        async def next_groups(*args: Any) -> Any:
+            self.waited_with_it += self.has_it
+            return await waiting(*args)
+
+        source.next_groups = next_groups  # type: ignore[method-assign]
+
+    async def take(self) -> None:
+        self.num_turns += not self.has_it
+        self.has_it = True
+
+    async def give(self) -> None:
+        self.has_it = False
+
+
+async def test_on_a_shared_device_servers_compute_while_the_learner_waits_for_groups() -> None:
+    source, world = FakeSource([ready(index) for index in range(4)]), FakeWorld()
+    device = SharedDevice(source)
+    one = learner(source, world, device=device, save_steps=1)
+    await asyncio.wait_for(one.run_forever(), 30)
+    assert len(steps(world)) == 2
+    assert device.waited_with_it == 0
+    assert device.num_turns == 3, "one turn for the start, and one for each step"
+    assert not device.has_it, "the last evaluation needs the servers"

@@ -66,7 +66,17 @@ def test_another_architecture_and_the_32_bit_variant_are_killed() -> None:
 def test_ordinary_calls_are_allowed_and_dangerous_ones_are_not(machine: str) -> None:
     for name in ("read", "openat", "futex", "execve", "mkdirat", "getrandom", "wait4"):
         assert decide(machine, name) == ALLOW, name
-    for name in ("socket", "ptrace", "unshare", "io_uring_setup", "bpf", "keyctl", "mount", "setns"):
+    for name in (
+        "connect",
+        "setsockopt",
+        "ptrace",
+        "unshare",
+        "io_uring_setup",
+        "bpf",
+        "keyctl",
+        "mount",
+        "setns",
+    ):
         assert decide(machine, name) == EPERM, name
 
 
@@ -74,8 +84,38 @@ def test_ordinary_calls_are_allowed_and_dangerous_ones_are_not(machine: str) -> 
 def test_clone_makes_threads_and_processes_but_no_namespaces(machine: str) -> None:
     assert decide(machine, "clone", 0x3D0F00) == ALLOW
     assert decide(machine, "clone", 17) == ALLOW
+    assert decide(machine, "clone", 0x4111) == ALLOW  # vfork
     for flag in (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
         assert decide(machine, "clone", flag | 17) == EPERM
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_nothing_that_a_call_arms_continues_a_stopped_process(machine: str) -> None:
+    assert decide(machine, "timer_create") == refuse(38)
+    assert decide(machine, "kill", 1234, 18) == EPERM
+    assert decide(machine, "tgkill", 1234, 1234, 18) == EPERM
+    assert decide(machine, "clone", 18) == EPERM  # what tells the parent of the end
+    assert decide(machine, "clone", 0x3D0F00 | 18) == EPERM
+    for command in (8, 10, 15):
+        assert decide(machine, "fcntl", 3, command) == EPERM
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_threads_have_no_files_of_their_own(machine: str) -> None:
+    assert decide(machine, "clone", 0x3D0F00 & ~0x400) == EPERM
+    assert decide(machine, "close_range", 3, 9, 2) == EPERM
+    assert decide(machine, "close_range", 3, 9, 4) == ALLOW
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_what_no_limit_counts_is_refused_in_a_way_that_programs_understand(machine: str) -> None:
+    assert decide(machine, "socket") == refuse(101)  # network is unreachable
+    for name in ("sendfile", "splice"):
+        assert decide(machine, name) == refuse(22)
+    for command in (6, 7, 37, 38):
+        assert decide(machine, "fcntl", 3, command) == refuse(0)
+    for command in (0, 1, 2, 3, 4, 5, 1030):
+        assert decide(machine, "fcntl", 3, command) == ALLOW
 
 
 @pytest.mark.parametrize("machine", MACHINES)

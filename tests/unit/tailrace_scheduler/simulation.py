@@ -13,7 +13,7 @@ import msgspec
 
 from tailrace.config import RunConfig
 from tailrace_protos.control import ServerState, ServerStatus
-from tailrace_protos.episode import Outcome
+from tailrace_protos.episode import EpisodeTask, Outcome
 from tailrace_protos.event import (
     CheckpointSaved,
     EpisodeSettled,
@@ -28,7 +28,7 @@ from tailrace_protos.event import (
     WeightsPublished,
 )
 from tailrace_scheduler.config import SchedulerConfig
-from tailrace_scheduler.core.decisions import AdmitGroup, Decision, Emit, SettleMembers
+from tailrace_scheduler.core.decisions import AdmitGroup, Decision, Emit, PublishEpisode, SettleMembers
 from tailrace_scheduler.core.run_log import Change
 from tailrace_scheduler.core.scheduler import SchedulerCore
 from tailrace_scheduler.ports import GroupPlan
@@ -50,8 +50,8 @@ def made_status(
         zmq_endpoint="",
         host_id="h",
         policy_version=policy_version,
-        capacity_tokens=1000,
-        max_running=8,
+        capacity_tokens=1 << 24,
+        max_running=256,
         num_running=0,
         num_waiting=0,
         num_failed=0,
@@ -112,7 +112,8 @@ class SimulatedRun:
         self.saved_step = 0
         self.policy_version = -1
         self.served_version = -1
-        self.num_evaluations_running = 0
+        self.queue: dict[str, EpisodeTask] = {}  # published and not settled
+        self.published: set[str] = set()  # message ids
 
     # What the world does
 
@@ -141,10 +142,21 @@ class SimulatedRun:
             made_status(policy_version=self.served_version, heartbeat_unix_s=self.now_s), self.now_s
         )
 
+    def play(self, group_id: str, member: int, outcome: Outcome) -> None:
+        """A worker settles an episode; it can play only what was published."""
+        if f"{group_id}.{member}" in self.queue:
+            self.settle(group_id, member, outcome)
+
+    def play_all(self, outcome: Outcome = Outcome.OK) -> None:
+        """Workers settle all that is published."""
+        for task in list(self.queue.values()):
+            self.play(task.group_id, task.member, outcome)
+
     def settle(self, group_id: str, member: int, outcome: Outcome) -> None:
         group = self.open.get(group_id)
         if group is None or member in group.settled:
             return
+        self.queue.pop(f"{group_id}.{member}", None)
         group.settled[member] = outcome
         self.happen(made_settlement(group_id, member, outcome, float(self.random.random() < 0.5)))
         if len(group.settled) == len(group.plan.tasks):
@@ -184,6 +196,12 @@ class SimulatedRun:
         match decision:
             case AdmitGroup(plan):
                 self._record(plan)
+            case PublishEpisode(task):
+                assert task.group_id in self.open, "published before it was recorded"
+                assert task.message_id not in self.published, "published twice"
+                assert task.lease is not None
+                self.published.add(task.message_id)
+                self.queue[task.episode_id] = task
             case SettleMembers(group_id, members, outcome, _):
                 for member in members:
                     self.settle(group_id, member, outcome)
@@ -200,7 +218,7 @@ class SimulatedRun:
             msgspec.structs.replace(group.plan, settled=dict(group.settled))
             for group in self.open.values()
         ]
-        for decision in self.core.adopt(plans, self.next_index, self.now_s):
+        for decision in self.core.adopt(plans, self.next_index, list(self.queue.values()), self.now_s):
             self.carry_out(decision)
         self.beat()
 

@@ -18,6 +18,7 @@ from tailrace_protos.event import (
     EvaluationStarted,
     GroupAdmitted,
     LearnerResumed,
+    WarmStartAdvanced,
     WeightsPublished,
 )
 from tailrace_scheduler.config import SchedulerConfig
@@ -62,7 +63,7 @@ def act(world: SimulatedRun) -> None:
     if choice < 0.6 and world.open:
         group = world.random.choice(list(world.open.values()))
         member = world.random.randrange(len(group.plan.tasks))
-        world.settle(group.plan.group_id, member, world.random.choice(OUTCOMES))
+        world.play(group.plan.group_id, member, world.random.choice(OUTCOMES))
     elif choice < 0.7:
         world.make_step()
     elif choice < 0.78:
@@ -91,9 +92,7 @@ def play_to_the_end(world: SimulatedRun, num_wild: int) -> None:
         world.served_version = world.policy_version
         world.beat()
         world.decide()
-        for group in list(world.open.values()):
-            for member in range(len(group.plan.tasks)):
-                world.settle(group.plan.group_id, member, Outcome.OK)
+        world.play_all()
         world.make_step()
         if world.step == world.run.max_steps:
             world.save()
@@ -177,6 +176,13 @@ def test_idle_and_busy_seconds_of_every_row_sum_to_its_wall_time(seed: int, max_
         before_s = row["time_s"]
 
 
+def test_the_status_has_the_progress_of_the_warm_start() -> None:
+    world = made_run(0, 2)
+    world.happen(WarmStartAdvanced(3, 40, 0.5))
+    status = world.core.status(world.now_s)
+    assert (status.warm_start_step, status.warm_start_num_steps) == (3, 40)
+
+
 def test_training_begins_only_after_the_first_evaluation_has_its_result() -> None:
     world = made_run(0, 2)
     world.resume(0)
@@ -185,9 +191,7 @@ def test_training_begins_only_after_the_first_evaluation_has_its_result() -> Non
     world.decide()
     assert {group.plan.phase for group in world.open.values()} == {"eval"}
     assert world.core.status(world.now_s).phase == "evaluating"
-    for group in list(world.open.values()):
-        for member in range(len(group.plan.tasks)):
-            world.settle(group.plan.group_id, member, Outcome.OK)
+    world.play_all()
     world.decide()
     world.decide()
     assert [group.plan.phase for group in world.open.values()] == ["train"] * 7
@@ -322,14 +326,12 @@ def test_an_emptied_redis_continues_the_data_order_of_the_checkpoint_under_new_n
         world.served_version = world.policy_version
         world.beat()
         world.decide()
-        for group in list(world.open.values()):
-            for member in range(len(group.plan.tasks)):
-                world.settle(group.plan.group_id, member, Outcome.OK)
+        world.play_all()
         world.make_step()
     before = {e.body.group_id for e in world.events if isinstance(e.body, GroupAdmitted)}
     fresh = made_run(0, 2)
     fresh.core.replay(world.events)
-    assert fresh.core.adopt([], 0, 2000.0) == []
+    assert fresh.core.adopt([], 0, [], 2000.0) == []
     fresh.events = list(world.events)
     assert fresh.core.decide(2000.0) == []
     fresh.policy_version, fresh.now_s = world.policy_version, 2000.0

@@ -6,10 +6,11 @@ import msgspec
 
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.event import EpisodeRedelivered
-from tailrace_scheduler.core.decisions import Republish, SettleMembers
+from tailrace_scheduler.core.decisions import BeginGroups, PublishEpisode, Republish, SettleMembers
 from tailrace_scheduler.core.groups import GroupBook, Reconciler
 from tailrace_scheduler.ports import GroupPlan
 from tests.unit.tailrace_scheduler.simulation import made_settlement
+from tests.unit.tailrace_scheduler.test_core_promises import made_run
 
 PLAN = GroupPlan(
     group_id="t1",
@@ -25,6 +26,8 @@ PLAN = GroupPlan(
 def made_book(*outcomes: Outcome, plan: GroupPlan = PLAN) -> GroupBook:
     book = GroupBook()
     book.add(plan)
+    for member in range(len(plan.tasks)):
+        book.publish(f"{plan.group_id}.{member}", 0.0)
     for member, outcome in enumerate(outcomes):
         book.settle(made_settlement(plan.group_id, member, outcome))
     return book
@@ -77,6 +80,30 @@ def test_news_that_come_twice_count_once() -> None:
     assert (book.num_open("train"), book.num_unsettled("train")) == (0, 0)
 
 
+def test_a_groups_time_begins_when_its_last_member_has_a_server() -> None:
+    book = GroupBook()
+    plan = msgspec.structs.replace(PLAN, timeout_s=100.0)
+    book.add(plan)
+    for member in range(3):
+        assert book.publish(f"t1.{member}", 50.0) is not None
+    assert book.due(400.0) == [], "a member waits"
+    assert book.num_unsettled("train") == 3
+    book.publish("t1.3", 450.0)
+    assert book.due(549.9) == []
+    [close] = book.due(550.0)
+    assert close[:3] == ("t1", (0, 1, 2, 3), Outcome.TIMEOUT)
+    assert book.publish("t1.0", 551.0) is None, "it closes"
+
+
+def test_a_member_that_waits_is_not_lost() -> None:
+    book, reconciler = GroupBook(), Reconciler(max_attempts=3)
+    book.add(PLAN)
+    book.publish("t1.2", 0.0)
+    reconciler.compare(book, set(), lambda name: False)
+    decided = reconciler.compare(book, set(), lambda name: False)
+    assert decided == [Republish(PLAN, 2, "the work queue no longer held it")]
+
+
 def test_a_group_found_open_after_a_restart_keeps_what_has_settled() -> None:
     book = made_book(plan=msgspec.structs.replace(PLAN, settled={0: Outcome.OK, 2: Outcome.OK}))
     [close] = book.due(100.0)
@@ -106,3 +133,15 @@ def test_an_episode_lost_in_every_attempt_settles_as_a_failure_of_the_infrastruc
     [settle] = reconciler.compare(book, set(), lambda name: False)
     assert isinstance(settle, SettleMembers)
     assert settle[:3] == ("t1", (3,), Outcome.INFRA_FAILURE)
+
+
+def test_a_train_group_begins_once_and_before_its_first_episode_starts() -> None:
+    world = made_run(0, max_staleness=1)
+    world.beat()
+    other = msgspec.structs.replace(PLAN, group_id="e1", phase="eval")
+    world.core.adopt([PLAN, other], 2, [], world.now_s)
+    decided = [*world.core.decide(world.now_s), *world.core.decide(world.now_s)]
+    started = [one.task.episode_id for one in decided if isinstance(one, PublishEpisode)]
+    assert started == [f"{group}.{member}" for group in ("t1", "e1") for member in range(4)]
+    assert decided[0] == BeginGroups((("t1", 0),))
+    assert sum(isinstance(one, BeginGroups) for one in decided) == 1

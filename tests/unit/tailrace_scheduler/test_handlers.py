@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -33,6 +33,7 @@ class FakeWorld:
         self.did: list[str] = []
         self.full_times = 0
         self.recorded: list[GroupPlan] = []
+        self.begun: dict[str, int] = {}
         self.published: list[EpisodeTask] = []
         self.open: list[GroupPlan] = []
         self.queue_is_full = asyncio.Event()
@@ -80,6 +81,12 @@ class FakeWorld:
     ) -> None:
         self.did.append(f"settle {group_id}")
 
+    async def begin(self, steps: Mapping[str, int], *, defer: bool = False) -> None:
+        self.begun |= steps
+
+    async def places_kept(self) -> int:
+        return 0
+
     async def raise_attempt(self, group_id: str, member: int, reason: str) -> int | None:
         return 1
 
@@ -100,8 +107,15 @@ class FakeWorld:
     async def count(self, phase: Phase) -> int | None:
         return None
 
-    async def held(self, phase: Phase) -> set[str]:
-        return set()
+    async def held(self, phase: Phase) -> dict[str, EpisodeTask]:
+        return {}
+
+
+class FakeBus:
+    """A bus that nobody listens on."""
+
+    async def publish(self, subject: str, message: object) -> None:
+        pass
 
 
 class FakeMetrics:
@@ -131,7 +145,7 @@ def made_actor(
     ports = SchedulerDependencies(
         run="x",
         config_digest="",
-        bus=cast(Bus, bus),
+        bus=cast(Bus, bus or FakeBus()),
         store=world,
         source=world,
         queue=world,
@@ -187,5 +201,5 @@ async def test_a_vanished_queue_is_provisioned_again() -> None:
 
 
 async def test_a_lease_request_whose_lists_do_not_match_is_the_callers_error() -> None:
-    with pytest.raises(CallFailedError, match="predicted_tokens"):
+    with pytest.raises(CallFailedError, match="context_tokens"):
         await made_actor(FakeWorld()).on_lease(LeaseRequest("w", ("1", "2"), (5,)))

@@ -67,6 +67,7 @@ CASES = {
     "cut_replies": (of_episodes(), of_episodes(num_cut_replies=1), "max_tokens_per_step"),
     "episode_limit": (of_episodes(), of_episodes(**CUT), "agents.generating_args.max_new_tokens"),
     "low_entropy": (of_steps(entropy=0.8), of_steps(entropy=0.01), "learner.entropy_loss_coef"),
+    "high_entropy": (of_steps(entropy=0.5), of_steps(entropy=3.0), "learner.entropy_loss_coef"),
     "masked_tokens": (
         of_steps(mis_masked_fraction=0.01),
         of_steps(mis_masked_fraction=0.5),

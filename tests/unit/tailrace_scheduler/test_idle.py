@@ -92,6 +92,7 @@ def test_a_server_that_started_anew_counts_from_zero() -> None:
 
 
 @example([("tick", 5e-324, 0.0, 0), ("cut", 1.0, 0.0, 0)])  # a share of next to nothing
+@example([("beat", 1.0, 52.5, 0), ("cut", 1.0, 0.0, 1)])  # rounding leaves a rest after each taking
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
@@ -140,6 +141,22 @@ def test_over_a_run_engine_seconds_are_given_out_as_they_were_reported() -> None
             status = after
         given_busy_s += 2 * ledger.cut(0.3, 0.3, 1)["engine"]
     assert given_busy_s == pytest.approx(0.7 * 30.0, abs=1.0)
+
+
+def test_what_an_engine_waited_for_before_an_interval_is_not_its_cause() -> None:
+    """An engine that waited long for its first weights, longer than the first interval knows."""
+    ledger = IdleLedger(0.0)
+    starting = made_status(state=ServerState.STARTING, idle_s=230.0)
+    ledger.heartbeat(situation("credit", 0), made_status(state=ServerState.STARTING), starting)
+    assert 2 * ledger.cut(200.0, 200.0, 1)["weights"] == pytest.approx(200.0)
+    status = made_status(idle_s=230.0)
+    for _ in range(240):  # intervals and heartbeats of 1 s, all of them busy
+        after = made_status(idle_s=230.0, busy_s=status.busy_s + 1.0)
+        ledger.heartbeat(situation("credit", 0), status, after)
+        status = after
+        account = ledger.cut(1.0, 1.0, 1)
+    assert account["weights"] == 0.0
+    assert 2 * account["engine"] == pytest.approx(1.0)
 
 
 def test_activity_of_a_silent_worker_is_forgotten() -> None:

@@ -173,6 +173,12 @@ def test_a_run_without_progress_ends_and_names_what_it_waits_for() -> None:
     assert "61 s" in failed.reason
 
 
+def test_groups_of_which_nothing_is_published_wait_for_workers_or_room() -> None:
+    counts = WAITING.counts._replace(num_servers=1, num_groups_running=3)
+    service, text = WAITING._replace(is_current=True, counts=counts).waits_for()
+    assert (service, "room on an inference server" in text) == ("agents", True)
+
+
 def test_a_warm_start_is_no_stall() -> None:
     world = World(stall_timeout_s=1.0, group_timeout_s=1.0)
     world.now_s += 9999.0

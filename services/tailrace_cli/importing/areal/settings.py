@@ -49,6 +49,30 @@ def _optimizer(role: str, args: str) -> tuple[Renamed | Derived, ...]:
     )
 
 
+_AGENTS = ("rollout.agent", "rollout.openai")  # newer and older versions
+_OTHER_MEANINGS = {
+    "turn_discount": "there it discounts from call to call in the order of time; here from the calls "
+    "that continue a call, whose mean return counts",
+    "export_style": "there `concat` needs one conversation without branches; here every branch is a "
+    "row, and what branches share is trained once",
+}
+
+
+def _agent(section: str) -> tuple[Renamed | Derived | Refused, ...]:
+    """Rules for agents that play against an endpoint; see `_OTHER_MEANINGS`."""
+    workflow = "agents.workflow"
+    return (
+        to(f"{section}.mode", f"{workflow}.mode", by=names.agent_mode),
+        to(f"{section}.agent_cls_path", f"{workflow}.agent"),
+        to(f"{section}.subproc_max_workers", f"{workflow}.subproc_max_workers"),
+        to(f"{section}.turn_discount", f"{workflow}.turn_discount", by=float),
+        to(f"{section}.export_style", f"{workflow}.export_style"),
+        to(f"{section}.session_timeout_seconds", f"{workflow}.timeout_s", by=float),
+        to(f"{section}.tool_call_parser", "chat.tool_parser", by=names.tool_parser),
+        to(f"{section}.reasoning_parser", "chat.reasoning_parser", by=names.reasoning_parser),
+    )
+
+
 _DEFAULTS_OF_OPTIMIZER = (("lr", 1e-3), ("weight_decay", 0.01), ("beta2", 0.999))
 # Source: `cli_args.py` of AReaL; only where our default differs.
 _DEFAULTS = (
@@ -89,24 +113,28 @@ AREAL = System(
         Refused("*.trial_name", "the run has one name, exp_name"),
         to("seed", "seed"),
         to("total_train_steps", "max_steps"),
-        Refused("total_train_epochs", names.NO_EPOCHS),
+        *where(
+            lambda lookup: lookup("total_train_steps") is None,
+            "total_train_steps is given",
+            to("total_train_epochs", "num_epochs"),
+        ),
         Refused("async_training", "give max_staleness: 0 is synchronous", (True,)),
         repeats("tokenizer_path", "actor.path", _ONE_MODEL),
         Derived(
             "actor.backend", placement.RANKS, placement.trained_by, "the strategy, and ranks: `fsdp:d4`"
         ),
-        Derived("rollout.backend", (placement.ENGINES,), placement.served_by, "engines: `sglang:d4`"),
+        Derived("rollout.backend", placement.ENGINES, placement.served_by, "engines: `sglang:d4t2`"),
         repeats("critic.backend", "actor.backend", _SAME_RANKS),
         repeats("ref.backend", "actor.backend", _SAME_RANKS),
         Derived(
             "allocation_mode",
-            (placement.ENGINES, *placement.RANKS),
+            (*placement.ENGINES, *placement.RANKS),
             placement.allocation,
-            "data-parallel engines and ranks; ranks of `megatron` may be tensor-parallel too",
+            "engines and ranks; engines, and ranks of `megatron`, may be tensor-parallel",
         ),
         to("cluster.fileroot", "output_dir"),
         to("cluster.n_gpus_per_node", "cluster.num_gpus_per_node"),
-        Refused("cluster.n_nodes", "a local cluster is one machine", (1,)),
+        to("cluster.n_nodes", "cluster.num_nodes"),
         Derived(
             "rollout.max_concurrent_rollouts",
             ("agents.max_concurrent_episodes",),
@@ -241,7 +269,9 @@ AREAL = System(
             read_with("stats_logger.wandb.project", "stats_logger.wandb.mode"),
         ),
         to("workflow", "agents.workflow.agent"),
+        *(rule for section in _AGENTS for rule in _agent(section)),
     ),
     _DEFAULTS,
     NOT_CORRECTED,
+    differs={f"{section}.{key}": text for section in _AGENTS for key, text in _OTHER_MEANINGS.items()},
 )

@@ -14,6 +14,7 @@ from tailrace_cli.importing.rules import (
     data_files,
     ratio_of_steps,
     read_with,
+    repeats,
     run_name,
     to,
     where,
@@ -186,7 +187,16 @@ ROLL = System(
             for role in ("actor_train", "validation")
         ),
         *(
-            to(f"validation.generating_args.{key}", f"agents.eval_generating_args.{key}")
+            to(f"{section}.generating_args.{key}", f"agents.eval_generating_args.{key}")
+            for section in ("validation", "val_env_manager")
+            for key in ("max_new_tokens", "temperature", "top_p", "top_k")
+        ),
+        *(
+            repeats(
+                f"train_env_manager.generating_args.{key}",
+                f"actor_infer.generating_args.{key}",
+                "training episodes have one sampling: give both one value",
+            )
             for key in ("max_new_tokens", "temperature", "top_p", "top_k")
         ),
         to("validation.generating_args.num_return_sequences", "scheduler.eval_group_size"),
@@ -237,4 +247,12 @@ ROLL = System(
     ),
     _DEFAULTS,
     NOT_CORRECTED | SYNCHRONOUS | {"learner.critic.value_clip": 0.0},
+    (
+        "rpc_timeout",
+        "tracker_kwargs*",
+        "checkpoint_config*",
+        "*.infer_batch_size",
+        "*.data_args.template",
+        "*.data_args.preprocessing_num_workers",
+    ),
 )

@@ -13,6 +13,8 @@ ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
 
+PARALLEL = ("inference.tensor_parallel_size", "inference.pipeline_parallel_size")
+
 has_critic = is_gae("algorithm.adv_estimator")
 penalizes = is_on("algorithm.use_kl_in_reward")
 _ESTIMATORS = value_names(
@@ -53,17 +55,41 @@ def tensor_parallel(size: Any, lookup: Lookup) -> Mapping[str, Any]:
     return {f"{strategy}.tensor_parallel_size": size, f"{strategy}.num_ranks": ranks}
 
 
-def gpus(count: Any, _lookup: Lookup) -> Mapping[str, Any]:
-    """A rank and an engine on every GPU: both roles share all GPUs."""
+def cut_engine(size: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """GPUs that share the layers of an engine."""
+    return _of_engine(PARALLEL[0], size, lookup)
+
+
+def stages(size: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Stages of an engine."""
+    return _of_engine(PARALLEL[1], size, lookup)
+
+
+def _of_engine(key: str, size: Any, lookup: Lookup) -> Mapping[str, Any]:
+    if lookup("inference.engine", "torch") == "torch":
+        raise NoEffectError(f"the engine {lookup(f'{ROLLOUT}.name', 'hf')} is not cut")
+    return {key: whole_number(size)}
+
+
+def gpus(count: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """A rank on every GPU, and engines on all of them, which both roles share."""
     count = whole_number(count, 0, 1024)
     ours: dict[str, Any] = {"cluster.num_gpus_per_node": count}
-    if count < 2:
+    total = count * whole_number(lookup("trainer.nnodes", 1))
+    if total < 2:
         return ours
+    size = 1
+    if lookup("inference.engine", "torch") != "torch":
+        for name in ("tensor", "pipeline"):
+            size *= whole_number(lookup(f"{ROLLOUT}.{name}_model_parallel_size", 1))
+    if count % size:
+        raise ValueError(f"is no multiple of the {size} GPUs of one engine")
     return ours | {
-        "learner.strategy_args.num_ranks": count,
-        "cluster.num_inference_servers": count,
-        "cluster.learner_gpus": list(range(count)),
-        "cluster.inference_gpus": list(range(count)),
+        "colocated": True,
+        "learner.strategy_args.num_ranks": total,
+        "cluster.num_inference_servers": total // size,
+        "cluster.learner_gpus": list(range(total)),
+        "cluster.inference_gpus": list(range(total)),
     }
 
 

@@ -39,13 +39,14 @@ _TRAINER: tuple[Rule, ...] = (
             "cluster.num_gpus_per_node",
             "learner.strategy_args.num_ranks",
             "cluster.num_inference_servers",
+            "colocated",
             "cluster.learner_gpus",
             "cluster.inference_gpus",
         ),
         rules.gpus,
         "a rank and an engine on each",
     ),
-    Refused("trainer.nnodes", "a local cluster is one machine", (1,)),
+    to("trainer.nnodes", "cluster.num_nodes"),
     Refused("trainer.val_before_train", "every run is evaluated before its first step", (True,)),
     Derived(
         "trainer.logger", names.TRACKERS, rules.trackers, "`wandb`, `mlflow`, `trackio`, `tensorboard`"
@@ -59,7 +60,11 @@ _TRAINER: tuple[Rule, ...] = (
     Refused("trainer.resume_mode", "give resume_from_checkpoint", _RESUMES),
     to("trainer.max_actor_ckpt_to_keep", "learner.save_total_limit"),
     *where(rules.has_critic, NO_CRITIC, to("trainer.critic_warmup", "learner.critic.critic_warmup")),
-    Refused("trainer.total_epochs", names.NO_EPOCHS),
+    *where(
+        lambda lookup: lookup("trainer.total_training_steps") is None,
+        "trainer.total_training_steps is given",
+        to("trainer.total_epochs", "num_epochs"),
+    ),
 )
 
 _DATA: tuple[Rule, ...] = (
@@ -81,9 +86,16 @@ _DATA: tuple[Rule, ...] = (
     to("data.max_response_length", f"{_SAMPLING}.max_new_tokens", f"{_EVAL}.max_new_tokens"),
 )
 
+_OF_ENGINE = "of `vllm` and `sglang`"
 _ROLLOUT: tuple[Rule, ...] = (
-    Refused(f"{ROLLOUT}.name", names.NO_ENGINE, ("hf",)),
-    Refused(f"{ROLLOUT}.tensor_model_parallel_size", names.ONE_DEVICE, (1,)),
+    to(f"{ROLLOUT}.name", "inference.engine", by=names.engine),
+    Derived(f"{ROLLOUT}.tensor_model_parallel_size", rules.PARALLEL[:1], rules.cut_engine, _OF_ENGINE),
+    Derived(f"{ROLLOUT}.pipeline_model_parallel_size", rules.PARALLEL[1:], rules.stages, _OF_ENGINE),
+    Refused(
+        f"{ROLLOUT}.data_parallel_size",
+        "give cluster.num_inference_servers: a server is one data-parallel group",
+        (1,),
+    ),
     to(f"{ROLLOUT}.n", "group_size"),
     to(f"{ROLLOUT}.temperature", f"{_SAMPLING}.temperature", "learner.temperature", by=float),
     to(f"{ROLLOUT}.top_p", f"{_SAMPLING}.top_p", by=float),

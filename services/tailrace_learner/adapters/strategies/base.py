@@ -25,6 +25,7 @@ class Strategy:
 
     ranks: Ranks = ONE_RANK  # that share the rows of a step; several processes may count as one
     world: Ranks = ONE_RANK  # all processes
+    cuts_rows: bool = False  # weights are cut along their first dimension, over all processes
     _optimizer: SummedOptimizer
 
     def spread(self, policy: PolicyModel) -> PolicyModel:

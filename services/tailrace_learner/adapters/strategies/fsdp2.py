@@ -27,6 +27,8 @@ from tailrace_learner.ports import Ranks
 class Fsdp2Strategy(Strategy):
     """Data parallel and fully sharded."""
 
+    cuts_rows = True
+
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
         self.ranks = self.world = ranks
         self._mesh: DeviceMesh = init_device_mesh(device.type, (ranks.num_ranks,))

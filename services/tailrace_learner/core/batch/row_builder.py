@@ -52,6 +52,7 @@ class TrainingRowBuilder:
     ancestry: Ancestry
     limits: RowLimits = NO_LIMITS
     quarantine: Mapping[str, int] = field(default_factory=dict)  # may change between groups
+    drops_stale: bool = False  # groups with a token that is too old
 
     def unknown_versions(
         self, group: TrajectoryGroup, known_versions: Mapping[int, tuple[str, int]]
@@ -161,7 +162,7 @@ class TrainingRowBuilder:
     def _drop_reason(self, verdict: Verdict, counts: Mapping[str, int]) -> str:
         if verdict is Verdict.ZERO_VARIANCE and self.config.zero_variance_groups == "redraw":
             return "zero_variance"
-        if counts.get("num_stale_tokens") and self.config.stale_tokens == "drop_group":
+        if counts.get("num_stale_tokens") and self.drops_stale:
             return "stale"
         return ""
 

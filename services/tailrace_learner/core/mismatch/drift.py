@@ -10,6 +10,7 @@ is read under weights that were kept (`core/mismatch/old_readings.py`). Other to
 a server. `core/mismatch/sentinel.py` judges by the sums.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -22,6 +23,8 @@ from tailrace_learner.core.batch.rows import TrainingRow
 from tailrace_learner.core.step.metric_sums import MetricSums, k3
 
 DRIFT = "drift/"
+MOMENTS = "moments/"
+_LEAST_VARIANCE = 1e-12  # squared nats; smaller ones are rounding errors
 Sums = Mapping[tuple[str, int], tuple[float, float]]  # by source and age: summed errors, their number
 
 
@@ -40,9 +43,34 @@ def add_errors(
     """
     on_own = torch.from_numpy(counted).to(learner_logprobs.device)
     sums.add("mismatch_kl", k3(inference_logprobs, learner_logprobs)[on_own].sum(), int(counted.sum()))
+    _add_moments(sums, inference_logprobs[on_own].double(), learner_logprobs[on_own].double())
     errors = log_ratio(learner_logprobs.double(), inference_logprobs.double()).abs()
     for source, total, count in drift_sums(rows, errors, counted):
         sums.add(f"{DRIFT}{age} {source}", total, count)
+
+
+def _add_moments(sums: MetricSums, inference: Tensor, learner: Tensor) -> None:
+    """Adds the sums behind `correlation`, over tokens [m] with finite log-probabilities in both."""
+    finite = torch.isfinite(inference) & torch.isfinite(learner)
+    x, y = inference[finite], learner[finite]
+    moments = {"x": x, "y": y, "xx": x * x, "yy": y * y, "xy": x * y}
+    for name, values in moments.items():
+        sums.add(f"{MOMENTS}{name}", values.sum(), len(values))
+
+
+def correlation(sums: MetricSums) -> float | None:
+    """Pearson correlation of the log-probabilities that `add_errors` compared.
+
+    Takes their sums out. None where all values of one side are alike, or nothing was compared.
+    """
+    means = sums.split(MOMENTS).means()
+    if not means:
+        return None
+    covariance = means["xy"] - means["x"] * means["y"]
+    variances = [means["xx"] - means["x"] ** 2, means["yy"] - means["y"] ** 2]
+    if min(variances) <= _LEAST_VARIANCE:
+        return None
+    return min(1.0, max(-1.0, covariance / math.sqrt(variances[0] * variances[1])))
 
 
 def of_sources(totals: Mapping[str, tuple[float, float]]) -> Sums:

@@ -12,7 +12,7 @@ from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.metrics import Metrics, mean
 from tailrace_learner.core.batch.ranks import Shares
 from tailrace_learner.core.batch.rows import TrainingRow
-from tailrace_learner.core.mismatch.drift import DRIFT, of_sources
+from tailrace_learner.core.mismatch.drift import DRIFT, correlation, of_sources
 from tailrace_learner.core.mismatch.old_readings import OldReadings
 from tailrace_learner.core.mismatch.sentinel import Sentinel
 from tailrace_learner.core.model.policy import PolicyModel, StartWeights
@@ -141,6 +141,7 @@ class PolicyTrainer:
             self._old.keep(self._step)
         found: Metrics = {"kl": None, "mismatch_kl": None, "behaviour_kl": None, "entropy": None}
         sums = MetricSums.of_all(self._ranks.collect(self._done.totals()))
+        found["mismatch_correlation"] = correlation(sums)
         found |= sums.means()
         found[CLAMPED] = sums.totals().get(CLAMPED, (0.0, 0.0))[0]
         found |= self.sentinel.numbers()

@@ -29,6 +29,17 @@ class _Held:
     group_ids: list[str] = field(default_factory=list)
     num_bytes: int = 0
 
+    def add(self, entry_id: str, group_id: str, num_bytes: int) -> None:
+        """Adds a group."""
+        self.entry_ids.append(entry_id)
+        self.group_ids.append(group_id)
+        self.num_bytes += num_bytes
+
+    def without_last(self, last: "_Held") -> "_Held":
+        """These groups without the last ones."""
+        size = len(self.entry_ids) - len(last.entry_ids)
+        return _Held(self.entry_ids[:size], self.group_ids[:size], self.num_bytes - last.num_bytes)
+
     def with_later(self, later: "_Held") -> "_Held":
         """These groups and those trained after them."""
         return _Held(
@@ -48,6 +59,8 @@ class Progress:
         self._max_retained_bytes = max_retained_bytes
         self._held = _Held()
         self._saving = _Held()
+        self._of_step = _Held()  # groups of `_held` that belong to the step in progress
+        self._first_index = state.next_group_index  # at the begin of the step
 
     @property
     def retained_bytes(self) -> int:
@@ -66,6 +79,21 @@ class Progress:
         is_full = self._held.num_bytes >= self._max_retained_bytes
         return self.is_finished or is_regular or is_full or self.is_save_overdue
 
+    @property
+    def has_unsaved_steps(self) -> bool:
+        """True if steps were done since the last checkpoint was begun."""
+        return bool(self._held.entry_ids) or self.is_save_overdue
+
+    def begin_step(self) -> None:
+        """Notes that a step begins: no group is its own yet."""
+        self._of_step, self._first_index = _Held(), self.state.next_group_index
+
+    def abandon_step(self) -> None:
+        """Returns to the begin of the step: its groups are not trained, and stay in the buffer."""
+        self._held = self._held.without_last(self._of_step)
+        self.state = msgspec.structs.replace(self.state, next_group_index=self._first_index)
+        self.begin_step()
+
     def saw(self, group_index: int) -> None:
         """Moves the data order beyond a group that was taken, even if it is not trained."""
         beyond = max(self.state.next_group_index, group_index + 1)
@@ -73,9 +101,8 @@ class Progress:
 
     def hold(self, entry_id: str, group_id: str, num_bytes: int) -> None:
         """Adds a group to the current step."""
-        self._held.entry_ids.append(entry_id)
-        self._held.group_ids.append(group_id)
-        self._held.num_bytes += num_bytes
+        self._held.add(entry_id, group_id, num_bytes)
+        self._of_step.add(entry_id, group_id, num_bytes)
 
     def step_done(self, timing: Timing, now_s: float, numbers: Metrics) -> None:
         """Counts the step, and adds its times to its metrics."""

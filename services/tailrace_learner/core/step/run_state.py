@@ -1,12 +1,16 @@
 """Run state in a checkpoint: enough to keep the data order and to train nothing twice."""
 
 import enum
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
 
 from tailrace_learner.core.batch.lineage import Ancestor, Ancestry, new_lineage
 
 SCHEMA = 1
+_RESUME = "resume_from_checkpoint"  # differs in every resumed run
+_ABSENT = object()
 
 
 class ReferenceState(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +33,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     group_ids: tuple[str, ...] = ()  # of these entries
     policy_version: int = -1  # newest one published
     saved_unix_s: float = 0.0
-    config_digest: str = ""
+    experiment: dict[str, Any] = {}  # as the process that saved read it
     reference: ReferenceState | None = None  # of a run that has one
     kl_coef: float | None = None  # as steered so far
     quarantine: dict[str, int] = {}  # source of wrong tokens -> step of its last good reading
@@ -45,7 +49,7 @@ def first_state() -> RunState:
     return RunState(step=0, lineage=new_lineage(0))
 
 
-def resumed_state(saved: RunState, config_digest: str) -> RunState:
+def resumed_state(saved: RunState, experiment: Mapping[str, Any]) -> RunState:
     """State of a new lineage that continues where `saved` ended."""
     ancestry = saved.ancestry.resumed(saved.step)
     return msgspec.structs.replace(
@@ -54,8 +58,29 @@ def resumed_state(saved: RunState, config_digest: str) -> RunState:
         ancestors=ancestry.ancestors,
         entry_ids=(),
         group_ids=(),
-        config_digest=config_digest,
+        experiment=dict(experiment),
     )
+
+
+def changed_keys(saved: RunState, experiment: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys with other values than in the experiment that saved; none if the checkpoint lacks it."""
+    if not saved.experiment:
+        return ()
+    before, now = dict(_leaves(saved.experiment)), dict(_leaves(experiment))
+    return tuple(
+        key
+        for key in sorted(before.keys() | now.keys())
+        if key != _RESUME and before.get(key, _ABSENT) != now.get(key, _ABSENT)
+    )
+
+
+def _leaves(section: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Any]]:
+    """Values by dotted key; lists and empty sections are values."""
+    for key, value in section.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{name}{key}.")
+        else:
+            yield f"{name}{key}", value
 
 
 class Origin(enum.StrEnum):

@@ -5,7 +5,13 @@ in which `auto` tries them. A new format is a file here and a line below.
 """
 
 from tailrace.chat.reasoning.harmony import HarmonyParser
-from tailrace.chat.reasoning.protocol import NoReasoning, ReasoningParser, ReasoningSplitter, Split
+from tailrace.chat.reasoning.protocol import (
+    NoReasoning,
+    ReasoningParser,
+    ReasoningSplitter,
+    Split,
+    ThoughtMarks,
+)
 from tailrace.chat.reasoning.think import ThinkParser
 
 REASONING_PARSERS: dict[str, ReasoningParser] = {
@@ -14,4 +20,4 @@ REASONING_PARSERS: dict[str, ReasoningParser] = {
     "none": NoReasoning(),
 }
 
-__all__ = ["REASONING_PARSERS", "ReasoningParser", "ReasoningSplitter", "Split"]
+__all__ = ["REASONING_PARSERS", "ReasoningParser", "ReasoningSplitter", "Split", "ThoughtMarks"]

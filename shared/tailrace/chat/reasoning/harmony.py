@@ -35,6 +35,9 @@ class HarmonySplitter:
 
     def __init__(self) -> None:
         self._held = ""
+        self._at = 0  # consumed characters of `_held`
+        self._num_searched = 0  # characters of `_held` in which the mark that is sought does not begin
+        self._call_begin = ""  # text that the reply of a call lacks, because the prompt has it
         self._kind: str | None = None
         self._parts = {"reasoning": "", "content": ""}
         self._has_given = {"reasoning": False, "content": False}
@@ -42,18 +45,20 @@ class HarmonySplitter:
 
     def feed(self, text: str) -> Split:
         """Takes the next piece of the reply's text."""
-        self._held += text
+        self._held = self._held[self._at :] + text
+        self._num_searched, self._at = max(0, self._num_searched - self._at), 0
         while self._advance():
             pass
         return self._given()
 
     def finish(self) -> Split:
         """Ends the reply; returns the text that was held back, except a header without a message."""
-        held, self._held = self._held, ""
+        held, self._held, self._at = self._held[self._at :], "", 0
         is_header = self._kind is None and held.startswith((START, CHANNEL, CONSTRAIN))
-        if not is_header:
-            kind = "reasoning" if self._kind == "reasoning" else "content"
-            self._give(kind, held, is_call=self._kind == "call")
+        if self._kind == "call":
+            self._give("content", self._call_begin + held, is_call=True)
+        elif not is_header:
+            self._give("reasoning" if self._kind == "reasoning" else "content", held)
         return self._given()
 
     def _advance(self) -> bool:
@@ -62,47 +67,57 @@ class HarmonySplitter:
             return self._take_header()
         if self._kind == "call":
             return self._take_call()
-        end = first_possible(self._held, (*ENDS, START))
-        self._give(self._kind, self._held[:end])
-        self._held = self._held[end:]
+        end = self._search((*ENDS, START))
+        self._give(self._kind, self._held[self._at : end])
+        self._at = end
         return self._take_end()
 
     def _take_header(self) -> bool:
-        if not self._held:
+        if self._at == len(self._held):
             return False
-        if not any(_may_begin(self._held, begin) for begin in _HEADER_BEGINS):
-            self._kind = "content"
+        if not any(map(self._may_begin, _HEADER_BEGINS)):
+            self._kind, self._num_searched = "content", self._at
             return True
-        header, found, body = self._held.partition(MESSAGE)
-        if not found:
+        end = self._search((MESSAGE,))
+        if not self._held.startswith(MESSAGE, end):
             return False
+        header = self._held[self._at : end]
+        body = self._num_searched = end + len(MESSAGE)
         self._kind = _kind(header)
         if self._kind == "call":
-            prefix = "" if header.startswith(START) else START + _ROLE
-            self._held = prefix + self._held
+            self._call_begin = "" if header.startswith(START) else START + _ROLE
             return True
         self._must_part[self._kind] = self._has_given[self._kind]
-        self._held = body
+        self._at = body
         return True
 
     def _take_call(self) -> bool:
         """Consumes a call, which is passed on in one piece."""
-        behind_header = self._held.index(MESSAGE) + len(MESSAGE)
-        end = first_possible(self._held, (*ENDS, START), behind_header)
+        end = self._search((*ENDS, START))
         stop = next((end + len(mark) for mark in ENDS if self._held.startswith(mark, end)), end)
         if stop == end and not self._held.startswith(START, end):
             return False
-        self._give("content", self._held[:stop], is_call=True)
-        self._held, self._kind = self._held[stop:], None
+        self._give("content", self._call_begin + self._held[self._at : stop], is_call=True)
+        self._at, self._kind = stop, None
         return True
 
     def _take_end(self) -> bool:
-        mark = next((mark for mark in (*ENDS, START) if self._held.startswith(mark)), None)
+        at = self._at
+        mark = next((mark for mark in (*ENDS, START) if self._held.startswith(mark, at)), None)
         if mark is None:
             return False
-        self._held = self._held if mark == START else self._held[len(mark) :]
+        self._at += 0 if mark == START else len(mark)
         self._kind = None
         return True
+
+    def _search(self, marks: tuple[str, ...]) -> int:
+        """Start of the first mark, or of a possible one; does not search the same text again."""
+        start = max(self._at, self._num_searched)
+        self._num_searched = first_possible(self._held, marks, start)
+        return self._num_searched
+
+    def _may_begin(self, begin: str) -> bool:
+        return begin.startswith(self._held[self._at : self._at + len(begin)])
 
     def _give(self, kind: str, text: str, *, is_call: bool = False) -> None:
         if not text:
@@ -117,10 +132,6 @@ class HarmonySplitter:
         split = Split(**self._parts)
         self._parts = {"reasoning": "", "content": ""}
         return split
-
-
-def _may_begin(text: str, begin: str) -> bool:
-    return text.startswith(begin) or begin.startswith(text)
 
 
 def _kind(header: str) -> str:

@@ -22,6 +22,13 @@ class ReasoningSplitter(Protocol):
         """Ends the reply; returns the text that was held back."""
 
 
+class ThoughtMarks(NamedTuple):
+    """Markers of the thoughts that begin a reply. No `end`: none. No `begin`: the prompt has it."""
+
+    begin: str = ""
+    end: str = ""
+
+
 class ReasoningParser(ABC):
     """One format of thoughts. Its splitters raise nothing, whatever text a model wrote.
 
@@ -35,6 +42,10 @@ class ReasoningParser(ABC):
         """True if `auto` selects this parser for a chat template and the tokenizer's added tokens."""
         return False
 
+    def thoughts(self, prompt: str) -> ThoughtMarks | None:
+        """Markers in a reply to such a prompt, for guided replies. None: replies cannot be guided."""
+        return None
+
     @abstractmethod
     def splitter(self, prompt: str) -> ReasoningSplitter:
         """Returns a splitter for a reply to a generation prompt that ends with `prompt`."""
@@ -42,6 +53,10 @@ class ReasoningParser(ABC):
 
 class NoReasoning(ReasoningParser):
     """`none`: the model marks no thoughts; the whole reply is its answer."""
+
+    def thoughts(self, prompt: str) -> ThoughtMarks:
+        """See `ReasoningParser`."""
+        return ThoughtMarks()
 
     def splitter(self, prompt: str) -> "AnswerSplitter":
         """Returns a splitter that passes all text on."""

@@ -6,7 +6,7 @@ block is reasoning, later ones are content. White space around the block is drop
 
 from collections.abc import Collection
 
-from tailrace.chat.reasoning.protocol import ReasoningParser, Split
+from tailrace.chat.reasoning.protocol import ReasoningParser, Split, ThoughtMarks
 from tailrace.chat.text_stream import first_possible
 
 _OPEN, _CLOSE = "<think>", "</think>"
@@ -20,6 +20,12 @@ class ThinkParser(ReasoningParser):
     def recognizes(self, template_source: str, token_texts: Collection[str]) -> bool:
         """See `ReasoningParser`; the template or the tokenizer has the tag."""
         return _OPEN in template_source or _OPEN in token_texts
+
+    def thoughts(self, prompt: str) -> ThoughtMarks:
+        """See `ReasoningParser`; a prompt that has closed the block leaves no thoughts to the reply."""
+        if prompt.rstrip().endswith(_CLOSE):
+            return ThoughtMarks()
+        return ThoughtMarks("" if prompt.rstrip().endswith(_OPEN) else _OPEN, _CLOSE)
 
     def splitter(self, prompt: str) -> "ThinkSplitter":
         """Returns a splitter that begins inside the block if the prompt has opened it."""

@@ -8,7 +8,13 @@ from tailrace.chat.tool_parsers.gpt_oss import GptOssParser
 from tailrace.chat.tool_parsers.hermes import HermesParser
 from tailrace.chat.tool_parsers.llama3_json import Llama3JsonParser
 from tailrace.chat.tool_parsers.mistral import MistralParser
-from tailrace.chat.tool_parsers.protocol import FoundCall, NoToolCalls, ParsedCalls, ToolParser
+from tailrace.chat.tool_parsers.protocol import (
+    CallForm,
+    FoundCall,
+    NoToolCalls,
+    ParsedCalls,
+    ToolParser,
+)
 from tailrace.chat.tool_parsers.pythonic import PythonicParser
 from tailrace.chat.tool_parsers.qwen3_coder import Qwen3CoderParser
 
@@ -23,4 +29,4 @@ TOOL_PARSERS: dict[str, ToolParser] = {
     "none": NoToolCalls(),
 }
 
-__all__ = ["TOOL_PARSERS", "FoundCall", "ParsedCalls", "ToolParser"]
+__all__ = ["TOOL_PARSERS", "CallForm", "FoundCall", "ParsedCalls", "ToolParser"]

@@ -22,8 +22,17 @@ class NoCallError(ValueError):
 
 def parse_json(text: str) -> Any:
     """Parses any JSON value; `NoCallError` names the place of the error."""
+    text = text.strip()
+    value, end = _json_value(text, 0)
+    if end < len(text):
+        raise NoCallError(f"invalid JSON: text follows it: {excerpt(text[end:])}")
+    return value
+
+
+def _json_value(text: str, start: int) -> tuple[Any, int]:
+    """JSON value that begins at `start`, and its end."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant, strict=False)
+        return _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
         near = excerpt(text[max(0, error.pos - 20) : error.pos + 20])
         raise NoCallError(f"invalid JSON near {near}: {error.msg}") from error
@@ -67,18 +76,16 @@ def calls_of(values: list[object]) -> list[FoundCall]:
 
 def json_values(text: str, separators: str = "") -> list[object]:
     """Parses all JSON values that follow one another in `text`; at least one."""
-    decoder = json.JSONDecoder(strict=False)
     values: list[object] = []
-    rest = text.strip()
-    while rest or not values:
-        try:
-            _, end = decoder.raw_decode(rest)
-        except (RecursionError, ValueError):
-            end = len(rest)
-        if not rest:
-            raise NoCallError("it is empty")
-        values.append(parse_json(rest[:end]))
-        rest = rest[end:].lstrip().lstrip(separators).lstrip()
+    text = text.strip()
+    at = 0
+    while at < len(text):
+        value, at = _json_value(text, at)
+        values.append(value)
+        while at < len(text) and (text[at].isspace() or text[at] in separators):
+            at += 1
+    if not values:
+        raise NoCallError("it is empty")
     return values
 
 
@@ -119,12 +126,15 @@ class CallCollector:
 
         `outside` converts the text around blocks.
         """
-        while begin in text:
-            before, _, behind = text.partition(begin)
-            inside, found, text = behind.partition(end)
-            self.text(outside(before))
-            self.block(begin + inside + found, partial(parse, inside))
-        self.text(outside(text))
+        at = 0
+        while (start := text.find(begin, at)) >= 0:
+            inside = start + len(begin)
+            found = text.find(end, inside)
+            stop, behind = (found, found + len(end)) if found >= 0 else (len(text), len(text))
+            self.text(outside(text[at:start]))
+            self.block(text[start:behind], partial(parse, text[inside:stop]))
+            at = behind
+        self.text(outside(text[at:]))
 
     def parsed(self) -> ParsedCalls:
         """Returns the reply; white space between content and calls is removed."""
@@ -145,3 +155,6 @@ def _canonical(name: str, arguments: dict[str, Any]) -> str:
 
 def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, strict=False)

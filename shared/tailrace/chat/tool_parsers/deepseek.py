@@ -10,7 +10,7 @@ from tailrace_protos.chat import ToolSchema
 
 _ALL_BEGIN, _ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _BEGIN, _SEPARATOR, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-_FENCED = re.compile(r"\s*([^\n]*)\n```(?:json)?\n?(.*?)\n?(?:```\s*)?", re.DOTALL)
+_FENCE = "```"
 
 
 class DeepSeekParser(ToolParser):
@@ -37,7 +37,13 @@ def _calls(inside: str) -> list[FoundCall]:
     name, found, arguments = inside.partition(_SEPARATOR)
     if not found:
         raise NoCallError(f"it lacks {_SEPARATOR}")
-    fenced = _FENCED.fullmatch(arguments)
-    if fenced and name.strip() == "function":  # V3 writes the kind of tool first
-        name, arguments = fenced.groups()
+    if name.strip() == "function":  # V3 writes the kind of tool first
+        head, fence, body = arguments.lstrip().partition(f"\n{_FENCE}")
+        if fence and "\n" not in head:
+            name, arguments = head, _unfenced(body)
     return [make_call(name.strip(), arguments)]
+
+
+def _unfenced(body: str) -> str:
+    """Text behind the begin of a fence, without its language and its end; both may be missing."""
+    return body.removeprefix("json").rstrip().removesuffix(_FENCE)

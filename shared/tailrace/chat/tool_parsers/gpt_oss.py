@@ -9,9 +9,7 @@ from tailrace.chat.tool_parsers.calls import CallCollector, NoCallError, make_ca
 from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls, ToolParser
 from tailrace_protos.chat import ToolSchema
 
-_RECIPIENT = re.compile(
-    rf"to=(?:functions\.)?([^\s<]+?)(?=\s|{re.escape(CHANNEL)}|{re.escape(CONSTRAIN)}|$)"
-)
+_TO, _NAMESPACE = "to=", "functions."
 _ENDS = re.compile("|".join(map(re.escape, ENDS)))
 
 
@@ -44,7 +42,8 @@ def _cut(message: str) -> tuple[str, str, str]:
 
 def _calls(message: str) -> list[FoundCall]:
     header, found, arguments = message.partition(MESSAGE)
-    recipient = _RECIPIENT.search(header)
-    if not found or recipient is None:
+    addressed = header.partition(_TO)[2].partition(CHANNEL)[0].partition(CONSTRAIN)[0]
+    words = addressed.split(maxsplit=1)
+    if not (found and words):
         raise NoCallError("it has no recipient or no message")
-    return [make_call(recipient.group(1), arguments)]
+    return [make_call(words[0].removeprefix(_NAMESPACE), arguments)]

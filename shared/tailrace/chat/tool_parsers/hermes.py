@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from tailrace.chat.tool_parsers.calls import CallCollector, call_of, json_values
-from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls, ToolParser
+from tailrace.chat.tool_parsers.protocol import CallForm, FoundCall, ParsedCalls, ToolParser
 from tailrace_protos.chat import ToolSchema
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -16,6 +16,7 @@ class HermesParser(ToolParser):
     special_texts = (_BEGIN, _END)
     begins = (_BEGIN,)
     template_call = re.compile(r"<tool_call>")
+    call_form = CallForm(f"{_BEGIN}\n", f"\n{_END}", "\n")
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
         """See `ToolParser`; the last block may lack its end tag."""

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 from tailrace.chat.text_stream import first_possible
 from tailrace.chat.tool_parsers.calls import CallCollector, calls_of, json_values
-from tailrace.chat.tool_parsers.protocol import ParsedCalls, ToolParser
+from tailrace.chat.tool_parsers.protocol import CallForm, ParsedCalls, ToolParser
 from tailrace_protos.chat import ToolSchema
 
 _TAG = "<|python_tag|>"
-_LOOKS_LIKE_CALL = re.compile(r'\{.*"name"\s*:.*"(?:parameters|arguments)"', re.DOTALL)
+_NAME_KEY = re.compile(r'"name"\s*:')
+_ARGUMENT_KEYS = re.compile('"parameters"|"arguments"')
 
 
 class Llama3JsonParser(ToolParser):
@@ -20,6 +21,7 @@ class Llama3JsonParser(ToolParser):
 
     special_texts = (_TAG,)
     template_call = re.compile(r'"name":\s*"probe".*"parameters":', re.DOTALL)
+    call_form = CallForm(separator="; ", arguments_key="parameters")
 
     def certain(self, text: str, start: int) -> int:
         """Nothing while the reply may be JSON, else all text before the tag."""
@@ -31,9 +33,14 @@ class Llama3JsonParser(ToolParser):
         found = CallCollector()
         before, tag, calls = text.partition(_TAG)
         if not tag:
-            if not _LOOKS_LIKE_CALL.match(text.strip()):
+            if not _looks_like_call(text):
                 return ParsedCalls(text)
             before, calls = "", text
         found.text(before)
         found.block(tag + calls, lambda: calls_of(json_values(calls, separators=";,")))
         return found.parsed()
+
+
+def _looks_like_call(text: str) -> bool:
+    name = _NAME_KEY.search(text) if text.lstrip().startswith("{") else None
+    return name is not None and _ARGUMENT_KEYS.search(text, name.end()) is not None

@@ -25,6 +25,15 @@ class ParsedCalls(NamedTuple):
     malformed: tuple[str, ...] = ()
 
 
+class CallForm(NamedTuple):
+    """Text around a call that an engine is made to write: `begin`, a JSON object, `end`."""
+
+    begin: str = ""
+    end: str = ""
+    separator: str = ""  # between two calls
+    arguments_key: str = "arguments"
+
+
 class ToolParser(ABC):
     """One format of tool calls. Its methods raise nothing, whatever text a model wrote.
 
@@ -41,6 +50,9 @@ class ToolParser(ABC):
     template_call: re.Pattern[str] | None = None
     """Finds this format in a call of the tool `probe` that a chat template rendered. `auto` selects the
     parser by it. None: `auto` never selects this parser."""
+
+    call_form: CallForm | None = None
+    """Form of a required call. None: engines are not bound to this format; replies are only checked."""
 
     reasoning_parser: str = ""
     """Name of the reasoning parser that this format needs. Empty: any."""

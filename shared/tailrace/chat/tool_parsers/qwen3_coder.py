@@ -12,18 +12,11 @@ from tailrace.chat.tool_parsers.calls import CallCollector, NoCallError, make_ca
 from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls, ToolParser
 from tailrace_protos.chat import ToolSchema
 
-_CALL, _FUNCTION = "<tool_call>", "<function="
-# A block ends at its end tag; without one, at the next block or at the end of the reply.
-_BLOCK = re.compile(
-    r"<tool_call>(?:(?!<tool_call>).)*?</tool_call>|<tool_call>(?:(?!<tool_call>).)*"
-    r"|<function=(?:(?!<function=|<tool_call>).)*?</function>|<function=(?:(?!<function=|<tool_call>).)*",
-    re.DOTALL,
-)
-_FUNCTIONS = re.compile(
-    r"<function=([^>\n]*)>?(.*?)(?=</function>|<function=|</tool_call>|\Z)", re.DOTALL
-)
-_PARAMETERS = re.compile(r"<parameter=([^>\n]*)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
-
+_CALL, _FUNCTION, _PARAMETER = "<tool_call>", "<function=", "<parameter="
+_CALL_END, _FUNCTION_END, _PARAMETER_END = "</tool_call>", "</function>", "</parameter>"
+_ENDS = {_CALL: _CALL_END, _FUNCTION: _FUNCTION_END}
+_MARKS = re.compile("|".join((*_ENDS, *_ENDS.values())))
+_NAME = re.compile(r"[^>\n]*")
 
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "integer": int,
@@ -47,31 +40,57 @@ class Qwen3CoderParser(ToolParser):
         """See `ToolParser`; the outer tag and the end tags of the last call may be missing."""
         found = CallCollector()
         at = 0
-        for block in _BLOCK.finditer(text):
-            found.text(text[at : block.start()])
-            raw = block.group()
+        for start, stop in _blocks(text):
+            found.text(text[at:start])
+            raw = text[start:stop]
             found.block(raw, partial(_calls, raw, tools))
-            at = block.end()
+            at = stop
         found.text(text[at:])
         return found.parsed()
 
 
+def _blocks(text: str) -> Iterable[tuple[int, int]]:
+    """Start and end of each block; without an end tag, it ends at the next block or with the reply."""
+    start, begun = -1, ""
+    for mark in _MARKS.finditer(text):
+        if mark.group() == _ENDS.get(begun):
+            yield start, mark.end()
+            begun = ""
+        elif mark.group() == _CALL or (mark.group() == _FUNCTION and begun != _CALL):
+            if begun:
+                yield start, mark.start()
+            start, begun = mark.start(), mark.group()
+    if begun:
+        yield start, len(text)
+
+
 def _calls(block: str, tools: Sequence[ToolSchema]) -> Iterable[FoundCall]:
-    calls = [_call(name.strip(), body, tools) for name, body in _FUNCTIONS.findall(block)]
-    if not calls:
+    _, *functions = block.split(_FUNCTION)
+    if not functions:
         raise NoCallError("it names no function")
-    return calls
+    return [_call(function, tools) for function in functions]
 
 
-def _call(name: str, body: str, tools: Sequence[ToolSchema]) -> FoundCall:
+def _call(function: str, tools: Sequence[ToolSchema]) -> FoundCall:
+    name, body = _named(function.partition(_FUNCTION_END)[0].partition(_CALL_END)[0])
+    body = body.removeprefix(">")
     types = _parameter_schemas(name, tools)
-    arguments = {
-        key.strip(): typed_value(_unwrapped(value), types.get(key.strip()))
-        for key, value in _PARAMETERS.findall(body)
-    }
+    arguments: dict[str, Any] = {}
+    for parameter in body.split(_PARAMETER)[1:]:
+        key, value = _named(parameter)
+        if value.startswith(">"):
+            text = value[1:].partition(_PARAMETER_END)[0]
+            arguments[key] = typed_value(_unwrapped(text), types.get(key))
     if body.strip() and not arguments:
         raise NoCallError(f"the call of {name} has text but no parameters")
     return make_call(name, arguments)
+
+
+def _named(text: str) -> tuple[str, str]:
+    """Name at the beginning of a tag, and the text from the tag's end on."""
+    found = _NAME.match(text)
+    assert found is not None
+    return found.group().strip(), text[found.end() :]
 
 
 def _parameter_schemas(name: str, tools: Sequence[ToolSchema]) -> Mapping[str, Any]:

@@ -17,19 +17,33 @@ def _same(*keys: str) -> tuple[Rule, ...]:
 
 
 def _engine(strategy: Any, _: Lookup) -> Mapping[str, Any]:
-    if strategy in ("vllm", "sglang"):
-        return {"inference.engine": strategy}
-    return {"inference.forward": str(_FORWARDS(strategy))}
+    return {"inference.engine": str(_ENGINES(strategy))}
 
 
-def _servers(mapping: Any, lookup: Lookup) -> Mapping[str, Any]:
+def servers_on(mapping: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Returns the GPUs of the engines, and as many engines as these hold unless a number is given."""
     gpus = values.devices(mapping)
-    given = lookup("cluster.num_inference_servers")
-    servers = {} if given else {"cluster.num_inference_servers": len(gpus)}
-    return {"cluster.inference_gpus": gpus, **servers}
+    if lookup("cluster.num_inference_servers"):
+        return {"cluster.inference_gpus": gpus}
+    args = lookup("inference.engine_args") or {}
+    size = 1
+    for key, *others in _PARALLEL:
+        given = next((args[name] for name in others if name in args), lookup(key, 1))
+        size *= values.whole_number(given)
+    if len(gpus) % size:
+        raise ValueError(
+            f"{len(gpus)} GPUs are no multiple of the {size} that one engine has (tp_size x pp_size): "
+            "change one of them"
+        )
+    return {"cluster.inference_gpus": gpus, "cluster.num_inference_servers": len(gpus) // size}
 
 
-_FORWARDS = value_names(torch="auto", hf_infer="generic")
+_TENSOR, _PIPELINE = "inference.tensor_parallel_size", "inference.pipeline_parallel_size"
+_PARALLEL = (  # keys, and their names in `inference.engine_args`
+    (_TENSOR, "tensor_parallel_size", "tp_size"),
+    (_PIPELINE, "pipeline_parallel_size", "pp_size"),
+)
+_ENGINES = value_names(torch="torch", vllm="vllm", sglang="sglang", hf_infer="hf")
 
 ACTOR_INFER: tuple[Rule, ...] = (
     Refused("actor_infer.model_args.model_type", "an engine serves the policy", ("causal_lm",)),
@@ -47,8 +61,9 @@ ACTOR_INFER: tuple[Rule, ...] = (
     Derived(
         "actor_infer.device_mapping",
         ("cluster.inference_gpus", "cluster.num_inference_servers"),
-        _servers,
-        "an inference server on each of these GPUs",
+        servers_on,
+        "GPUs of the inference servers, `tp_size` x `pp_size` for each: a list, or text like "
+        "`list(range(4, 8))`",
     ),
     Renamed(
         f"{_ARGS}.max_new_tokens",
@@ -67,19 +82,15 @@ ACTOR_INFER: tuple[Rule, ...] = (
     Refused(f"{_ARGS}.repetition_penalty", "it would sample from another policy than is trained", (1,)),
     Derived(
         f"{_STRATEGY}.strategy_name",
-        ("inference.engine", "inference.forward"),
+        ("inference.engine",),
         _engine,
-        "`vllm` and `sglang` are engines of these packages; `hf_infer` is ours with the modules of "
-        "Hugging Face, `torch` ours with its own forward pass where both agree",
+        "`vllm` and `sglang` are engines of these packages; `hf_infer` is `hf`, plain transformers",
     ),
     Renamed(f"{_STRATEGY}.gpu_memory_utilization", ("inference.gpu_memory_utilization",)),
     *(
-        Refused(
-            f"{_STRATEGY}.{key}",
-            "an engine has one device; cluster.num_inference_servers is how many engines there are",
-            (1,),
-        )
-        for key in ("tp_size", "pp_size")
+        Renamed(f"{_STRATEGY}.{place}{key}", (ours,))
+        for ours, key, short in _PARALLEL
+        for place, key in (("", short), ("", key), ("strategy_config.", key))
     ),
 )
 

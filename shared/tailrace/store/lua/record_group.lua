@@ -1,10 +1,10 @@
 -- Records a group before its episodes are published. Idempotent, also after the group closed.
--- ARGV: group id, phase, index, members, min_valid, record, service, event
+-- ARGV: group id, phase, index, members, min_valid, record, service, event, optimizer step
 local gid, phase, index, members = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local group = P .. 'group:' .. gid
 if redis.call('EXISTS', group, P .. 'closed:' .. gid) > 0 then return 0 end
 redis.call('HSET', group, 'phase', phase, 'index', index, 'members', members, 'min_valid', ARGV[5],
-  'left', members, 'valid', 0, 'bytes', 0, 'record', ARGV[6])
+  'left', members, 'valid', 0, 'bytes', 0, 'record', ARGV[6], 'step', ARGV[9])
 redis.call('ZADD', P .. 'open', index, gid)
 if phase == 'train' then
   local next_index = tonumber(redis.call('HGET', P .. 'counters', 'next_group_index') or '0')

@@ -8,8 +8,9 @@ for i = 6, #ARGV do
   local entry = redis.call('XRANGE', P .. 'ready', id, id)[1]
   if entry then
     local gid, bytes = entry[2][2], tonumber(entry[2][8])
-    local kind = redis.call('XACK', P .. 'ready', 'learner', id) == 1 and 'retained' or 'unconsumed'
+    local kind = redis.call('ZREM', P .. 'taken', id) == 1 and 'retained' or 'unconsumed'
     redis.call('XDEL', P .. 'ready', id)
+    redis.call('ZREM', P .. 'waiting', id)
     redis.call('DEL', P .. 'data:' .. gid)
     count(kind .. '_groups', -1)
     count(kind .. '_bytes', -bytes)

@@ -4,7 +4,7 @@
 local CLOSED_MEMORY_S = 3600 -- time in which late writers learn that the group is closed
 local gid, service = ARGV[1], ARGV[2]
 local group, data = P .. 'group:' .. gid, P .. 'data:' .. gid
-local state = redis.call('HMGET', group, 'phase', 'members', 'min_valid', 'left', 'valid', 'bytes', 'index')
+local state = redis.call('HMGET', group, 'phase', 'members', 'min_valid', 'left', 'valid', 'bytes', 'index', 'step')
 local phase = state[1]
 if not phase then
   local was = redis.call('EXISTS', P .. 'closed:' .. gid)
@@ -35,7 +35,10 @@ end
 
 local sent = phase == 'train' and valid >= tonumber(state[3])
 if sent then
-  redis.call('XADD', P .. 'ready', '*', 'g', gid, 'i', state[7], 'm', members, 'n', bytes)
+  local age = redis.call('ZSCORE', P .. 'ages', gid) or state[8]
+  local id = redis.call('XADD', P .. 'ready', '*', 'g', gid, 'i', state[7], 'm', members, 'n', bytes, 'v', age)
+  -- By age, then by admission; exact in a double for steps below 2^21 and indices below 2^32.
+  redis.call('ZADD', P .. 'waiting', tonumber(age) * 4294967296 + tonumber(state[7]), id)
   count('accepted_groups', 1)
   count('unconsumed_groups', 1)
   count('unconsumed_bytes', bytes)
@@ -44,6 +47,8 @@ else
 end
 redis.call('DEL', group)
 redis.call('ZREM', P .. 'open', gid)
+redis.call('ZREM', P .. 'ages', gid)
+if phase == 'train' then redis.call('XADD', P .. 'closings', 'MAXLEN', 1, '*', 'g', gid) end
 redis.call('SET', P .. 'closed:' .. gid, '', 'EX', CLOSED_MEMORY_S)
 emit(service, cmsgpack.pack({type = 'group_closed', group_id = gid, phase = phase, num_valid = valid,
   num_members = members, sent_to_learner = sent, num_bytes = bytes}))

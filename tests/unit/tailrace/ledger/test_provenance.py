@@ -12,7 +12,8 @@ from tailrace.channel.ports import Address
 from tailrace.ledger import Ledger
 from tailrace.provenance import join_spans
 from tailrace_protos.base import as_uint8, encode, pack_float32, pack_int32
-from tailrace_protos.control import Lease, split_source
+from tailrace_protos.control import split_source
+from tailrace_protos.episode import Lease
 from tailrace_protos.generation import FinishReason, TokenSpan
 from tailrace_protos.journal import OldRecordError, decode_record
 from tailrace_protos.session import ExportStyle, LedgerNode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from tailrace.channel.errors import ChannelError, GenerateRefusedError
 from tailrace.channel.generation import Generation
 from tailrace.channel.ports import Address
 from tailrace_protos.base import EMPTY, pack_float32, pack_int32
+from tailrace_protos.episode import Lease
 from tailrace_protos.generation import (
     CallError,
     FinishReason,
@@ -96,17 +98,33 @@ class RoundRobinPlacement:
     def __init__(self, num_servers: int = 2) -> None:
         self.num_servers = num_servers
         self.num_leases = 0
-        self.asked: list[tuple[str, int, str]] = []
+        self.ask_after_s = math.inf
+        self.asked: list[tuple[str, str]] = []
+        self.contexts: list[int] = []  # of those who asked
+        self.turns: list[tuple[str, str, int, bool]] = []
         self.calls: list[tuple[str, bool]] = []
         self.released: list[str] = []
 
     async def lease(
-        self, episode_id: str, predicted_tokens: int, failed_server_id: str = ""
+        self,
+        episode_id: str,
+        context_tokens: int,
+        failed_server_id: str = "",
+        stay_at: Address | None = None,
     ) -> Address:
-        self.asked.append((episode_id, predicted_tokens, failed_server_id))
+        self.asked.append((episode_id, failed_server_id))
+        self.contexts.append(context_tokens)
         server = f"s{self.num_leases % self.num_servers}"
         self.num_leases += 1
         return Address(server)
+
+    def take(self, lease: Lease) -> None:
+        self.ask_after_s = lease.ask_after_s
+
+    def report_turn(
+        self, episode_id: str, server_id: str, context_tokens: int, *, is_over: bool
+    ) -> None:
+        self.turns.append((episode_id, server_id, context_tokens, is_over))
 
     def report_call(self, server_id: str, succeeded: bool) -> None:
         self.calls.append((server_id, succeeded))

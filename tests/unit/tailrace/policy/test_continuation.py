@@ -20,6 +20,7 @@ from tailrace.policy.activity import Stages
 from tailrace.policy.continuation import ContinuingPolicy
 from tailrace.sdk.policy import GenerationFailedError, OnChunk, TurnRequest
 from tailrace_protos.base import as_int32, pack_int32
+from tailrace_protos.episode import Lease
 from tailrace_protos.generation import (
     CallError,
     CallErrorCode,
@@ -81,21 +82,37 @@ class World:
 
 async def test_an_episode_stays_on_its_server_and_frees_it_at_its_end() -> None:
     world = World(generation([7, 99]), generation([8, 99]))
-    world.policy.begin("g0.1", predicted_tokens=50)
+    world.policy.begin("g0.1")
     await world.turn(turn=0)
     await world.turn(turn=1)
     world.policy.end("g0.1")
     assert world.client.servers == ["s0", "s0"]
-    assert world.placement.asked == [("g0.1", 50, "")]
+    assert world.placement.asked == [("g0.1", "")]
     assert world.placement.released == ["g0.1"]
     assert world.placement.calls == [("s0", True), ("s0", True)]
     assert len({request.call_id for request in world.client.requests}) == 2
     assert world.stages.num_generating == 0
 
 
+async def test_an_episode_with_a_server_in_its_task_asks_only_after_a_long_pause() -> None:
+    world = World(*[generation([7, 99])] * 3)
+    world.policy.begin("g0.1", Lease("g0.1", "s7", "subject", "", ask_after_s=1e9))
+    await world.turn(turn=0)
+    await world.turn(turn=1)
+    assert (world.client.servers, world.placement.asked) == (["s7", "s7"], [])
+    turn = [("g0.1", "s7", 3, False), ("g0.1", "s7", 3 + 2, True)]
+    assert world.placement.turns == turn * 2
+    world.placement.ask_after_s = 0.0
+    await asyncio.sleep(0.001)
+    await world.turn(turn=2)
+    assert world.placement.asked == [("g0.1", "")]
+    assert world.placement.contexts == [3]
+    assert world.client.servers == ["s7", "s7", "s0"]
+
+
 async def test_a_lease_granted_while_nobody_waited_any_more_is_free_too() -> None:
     world = World()
-    world.policy.begin("g0.1", 50)
+    world.policy.begin("g0.1")
     world.policy.end("g0.1")  # its deadline passed while it asked
     assert world.placement.released == ["g0.1"]
 
@@ -113,7 +130,7 @@ async def test_a_lost_call_goes_on_elsewhere_after_the_tokens_that_came() -> Non
     assert (second.max_new_tokens, second.num_continued) == (8, 2)
     assert second.sampling == world.client.requests[0].sampling
     assert second.call_id != world.client.requests[0].call_id
-    assert world.placement.asked[1] == ("g0.1", 0, "s0")
+    assert world.placement.asked[1] == ("g0.1", "s0")
     assert world.placement.calls == [("s0", False), ("s1", True)]
 
 
@@ -218,7 +235,7 @@ async def test_a_request_too_large_for_the_channel_is_not_tried_again() -> None:
 async def test_a_full_channel_is_tried_again_and_is_nobodys_fault() -> None:
     world = World(ChannelFullError("s0", 5), generation([99]))
     assert (await world.turn()).num_tokens == 1
-    assert world.placement.asked[1][2] == ""
+    assert world.placement.asked[1][1] == ""
     assert world.placement.calls == [("s1", True)]
 
 

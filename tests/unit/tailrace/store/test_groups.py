@@ -42,6 +42,7 @@ def test_counts_and_versions_are_those_of_all_rows() -> None:
     )
     assert event.num_sampled_tokens == 4
     assert event.num_turns == 3
+    assert event.context_tokens == 5
     assert (event.min_policy_version, event.max_policy_version) == (3, 5)
     assert (event.reward, event.success) == (0.5, 1.0)
 

@@ -59,6 +59,17 @@ PIECES: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (
+        "{allocation_mode: 'vllm:d2t4p2+fsdp:d8', cluster: {n_nodes: 3, n_gpus_per_node: 8}}",
+        {
+            "inference.engine": "vllm",
+            "inference.tensor_parallel_size": 4,
+            "inference.pipeline_parallel_size": 2,
+            "cluster.num_inference_servers": 2,
+            "cluster.num_nodes": 3,
+            "learner.strategy_args.num_ranks": 8,
+        },
+    ),
+    (
         "{allocation_mode: 'd2+d1t2', actor: {backend: megatron}}",
         {
             "learner.strategy_args": {
@@ -142,9 +153,8 @@ PIECES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 UNMAPPED: list[tuple[str, str, str]] = [
-    ("{allocation_mode: 'sglang:d2t2+d2'}", "allocation_mode", "one device each"),
-    ("{allocation_mode: 'sglang:d2+d2t2'}", "allocation_mode", "one device each"),
-    ("{allocation_mode: 'sglang:d2+megatron:d2p2'}", "allocation_mode", "one device each"),
+    ("{allocation_mode: 'sglang:d2+d2t2'}", "allocation_mode", "has one device"),
+    ("{allocation_mode: 'sglang:d2+megatron:d2p2'}", "allocation_mode", "has one device"),
     ("{allocation_mode: anything}", "allocation_mode", "like sglang:d4"),
     ("{gconfig: {temperature: 1.0}, actor: {temperature: 0.5}}", "actor.temperature", "differs from"),
     ("{actor: {recompute_logprob: false}}", "actor.recompute_logprob", "interpolate"),
@@ -173,7 +183,7 @@ UNMAPPED: list[tuple[str, str, str]] = [
         "differs from gconfig.max_new_tokens (8)",
     ),
     ("{valid_dataset: {batch_size: 8}}", "valid_dataset.batch_size", "scheduler.eval_groups"),
-    ("{actor: {backend: 'fsdp:d2t2'}}", "actor.backend", "one device each"),
+    ("{actor: {backend: 'fsdp:d2t2'}}", "actor.backend", "has one device"),
     ("{actor: {backend: 'archon:d2'}}", "actor.backend", "is none of"),
     ("{rollout: {backend: sglang}}", "rollout.backend", "sglang:d4"),
     ("{actor: {backend: 'fsdp:d2'}, ref: {backend: 'fsdp:d1'}}", "ref.backend", "ranks"),

@@ -102,6 +102,10 @@ EXPECTED: dict[str, dict[str, Any]] = {
     },
     "verl": {
         "exp_name": "sums_grpo",
+        "colocated": True,
+        "inference.engine": "vllm",
+        "inference.tensor_parallel_size": 2,
+        "cluster.num_inference_servers": 4,
         "output_dir": "checkpoints/sums/sums/grpo",
         "pretrain": "Qwen/Qwen2.5-0.5B-Instruct",
         "max_steps": 400,
@@ -133,6 +137,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "agents.max_episode_tokens": 1280,
         "agents.max_concurrent_episodes": 192 * 4,
         "cluster.num_inference_servers": 4,
+        "inference.engine": "sglang",
         "inference.gpu_memory_utilization": 0.8,
         "learner.strategy_args": {"strategy_name": "fsdp2", "num_ranks": 2},
         "learner.adv_estimator": "gae",
@@ -168,16 +173,12 @@ LISTED = {
         "custom_envs.Small.agent_template",
     },
     "verl": {
-        "actor_rollout_ref.rollout.tensor_model_parallel_size",
-        "actor_rollout_ref.rollout.name",
         "custom_reward_function.path",
         "ray_kwargs.ray_init.num_cpus",
-        "trainer.total_epochs",
     },
     "areal": {
         "actor.reward_scaling",
         "saver.freq_epochs",
-        "total_train_epochs",
     },
 }
 
@@ -194,7 +195,7 @@ def test_settings_arrive_under_our_keys_with_our_values(source: str) -> None:
 
 @pytest.mark.parametrize("source", FILES)
 def test_what_has_no_place_is_listed_with_its_name(source: str) -> None:
-    text, lines, _ = imported(source)
+    text, lines, _, _ = imported(source)
     listed = {line.split(": ")[1] for line in lines if line.startswith("not mapped: ")}
     assert listed >= LISTED[source]
     content = yaml.safe_load(text)
@@ -256,7 +257,7 @@ REWARD = "missing: reward.rewards: say what scores the replies to the rows of th
 def test_a_source_that_says_everything_is_valid_at_once(
     source: str, missing: list[str], tmp_path: Path
 ) -> None:
-    text, lines, _ = imported(source)
+    text, lines, _, _ = imported(source)
     assert [line for line in lines if line.startswith("missing")] == missing
     experiment = tmp_path / "experiment.yaml"
     added = "reward: {rewards: [{name: right, kind: function, function: 'sums:right'}]}\n"
@@ -267,7 +268,7 @@ def test_a_source_that_says_everything_is_valid_at_once(
 def test_what_the_source_does_not_say_is_called_missing(tmp_path: Path) -> None:
     source = tmp_path / "half.yaml"
     source.write_text("trainer: {experiment_name: half}\ndata: {train_files: rows.jsonl}\n")
-    _, lines, _ = import_config("verl", [str(source)])
+    _, lines, _, _ = import_config("verl", [str(source)])
     assert any("missing" in line and "neither pretrain nor" in line for line in lines)
 
 
@@ -276,7 +277,7 @@ def test_references_and_compositions_are_followed_or_listed(tmp_path: Path) -> N
     source.write_text(
         "defaults: [base]\nexp_name: a\npretrain: ${model}\nmax_steps: ${steps}\nsteps: 7\n"
     )
-    text, lines, _ = import_config("roll", [str(source)])
+    text, lines, _, _ = import_config("roll", [str(source)])
     content = yaml.safe_load(text)
     assert (content["exp_name"], content["max_steps"], "pretrain" in content) == ("a", 7, False)
     assert any(line.startswith("not mapped: defaults: composition by Hydra") for line in lines)
@@ -287,14 +288,21 @@ def test_references_and_compositions_are_followed_or_listed(tmp_path: Path) -> N
 def test_the_command_writes_to_a_file_and_is_strict_when_told(tmp_path: Path) -> None:
     source, target = str(HERE / "roll_agentic.yaml"), tmp_path / "ours.yaml"
     run = CliRunner().invoke
-    printed = run(app, ["import-config", "roll", source])
-    assert printed.exit_code == 0
+    printed = run(app, ["import-config", "roll", source, "--all"])
+    assert printed.exit_code == 0, printed.stderr
     assert yaml.safe_load(printed.stdout)["exp_name"] == "lake_walkers"
-    assert "not mapped: rpc_timeout" in printed.stderr
+    assert "not mapped: max_actions" in printed.stderr
+    assert "no effect: rpc_timeout" in printed.stderr
     assert "no effect: value_clip: there is no critic" in printed.stderr
     written = run(app, ["import-config", "roll", source, "-o", str(target), "--strict"])
     assert written.exit_code == 2
     assert written.stdout == ""
+    assert target.read_text() == printed.stdout
+    target.write_text("mine")
+    refused = run(app, ["import-config", "roll", source, "-o", str(target)])
+    assert "exists and stays as it is" in str(refused.exception)
+    assert target.read_text() == "mine"
+    assert run(app, ["import-config", "roll", source, "-o", str(target), "--overwrite"]).exit_code == 0
     assert target.read_text() == printed.stdout
 
 
@@ -311,7 +319,8 @@ def test_what_changes_nothing_in_its_own_system_is_said_and_strictly_allowed(tmp
     source.write_text(yaml.safe_dump({**kept, **played, "adv_estimator": "grpo", "value_clip": 0.5}))
     result = CliRunner().invoke(app, ["import-config", "roll", str(source), "--strict"])
     assert result.exit_code == 0, result.stderr
-    assert result.stderr.startswith("no effect: value_clip")
+    assert result.stderr.splitlines()[-1] == "runs"
+    assert result.stderr.startswith("2 harmless settings") or "harmless settings" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -360,7 +369,7 @@ def test_every_section_that_is_not_valid_is_named(tmp_path: Path) -> None:
         "trainer: {experiment_name: a}\ndata: {train_files: a.jsonl, val_batch_size: many}\n"
         "actor_rollout_ref: {model: {path: a/b}, actor: {entropy_coeff: much}}\n"
     )
-    _, lines, _ = import_config("verl", [str(source)])
+    _, lines, _, _ = import_config("verl", [str(source)])
     wrong = [line for line in lines if line.startswith("not valid: ")]
     assert ["scheduler.eval_groups" in wrong[0], "learner.entropy_loss_coef" in wrong[1]] == [
         True,
@@ -379,7 +388,7 @@ def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:
         "  rollout: {temperature: 1.0}\n"
         "  actor: {ppo_mini_batch_size: 16.0, optim: {lr_warmup_steps_ratio: 0.1}}\n"
     )
-    text, lines, _ = import_config("verl", [str(source)])
+    text, lines, _, _ = import_config("verl", [str(source)])
     content = yaml.safe_load(text)
     assert lines == (REWARD,)
     assert (content["max_steps"], content["groups_per_step"]) == (1000, 64)
@@ -394,7 +403,7 @@ def test_what_other_settings_refer_to_as_a_section_is_not_called_unknown(tmp_pat
         "exp_name: a\nlake: {env_type: frozen_lake, env_config: {size: 4}}\n"
         "custom_envs: {Lake: '${lake}'}\n"
     )
-    _, lines, _ = import_config("roll", [str(source)])
+    _, lines, _, _ = import_config("roll", [str(source)])
     for key in ("lake.env_type", "lake.env_config.size"):
         assert f"not mapped: {key}: other settings refer to it, and have its value" in lines
 
@@ -414,3 +423,56 @@ def test_no_value_of_any_setting_ends_with_a_traceback(source: str) -> None:
 
 def replaced(settings: Any, path: tuple[str, ...], value: Any) -> Any:
     return {**settings, path[0]: replaced(settings[path[0]], path[1:], value)} if path else value
+
+
+def test_agents_of_areal_are_mapped_and_other_meanings_are_told(tmp_path: Path) -> None:
+    source = tmp_path / "run.yaml"
+    agent = {
+        "mode": "subproc",
+        "agent_cls_path": "my_agent.MyAgent",
+        "turn_discount": 0.9,
+        "export_style": "individual",
+        "subproc_max_workers": 8,
+        "tool_call_parser": "qwen25",
+        "reasoning_parser": "qwen3",
+    }
+    source.write_text(yaml.safe_dump({"rollout": {"agent": agent}, "total_train_epochs": 2}))
+    text, lines, differing, _ = import_config("areal", [str(source)])
+    content = yaml.safe_load(text)
+    workflow = content["agents"]["workflow"]
+    assert {key: workflow[key] for key in agent if key in workflow} == {
+        key: agent[key] for key in ("mode", "turn_discount", "export_style", "subproc_max_workers")
+    }
+    assert workflow["agent"] == "my_agent.MyAgent"
+    assert content["chat"] == {"tool_parser": "hermes", "reasoning_parser": "think"}
+    assert content["num_epochs"] == 2
+    assert [line.split(": ")[1] for line in differing] == [
+        "rollout.agent.export_style",
+        "rollout.agent.turn_discount",
+    ]
+    assert not [line for line in lines if line.startswith("not mapped: rollout")]
+
+
+def test_samplings_of_environment_managers_of_roll_are_mapped(tmp_path: Path) -> None:
+    source = tmp_path / "run.yaml"
+    sampling = {"temperature": 0.2, "top_p": 0.5}
+    trained = {"temperature": 0.9}
+    managers = {
+        "val_env_manager": {"generating_args": sampling},
+        "train_env_manager": {"generating_args": {"temperature": 0.7}},
+        "actor_infer": {"generating_args": trained},
+    }
+    source.write_text(yaml.safe_dump(managers))
+    text, lines, _, _ = import_config("roll", [str(source)])
+    agents = yaml.safe_load(text)["agents"]
+    assert {key: agents["eval_generating_args"][key] for key in sampling} == sampling
+    assert agents["generating_args"]["temperature"] == 0.9
+    assert any(line.startswith("not mapped: train_env_manager.generating_args.temp") for line in lines)
+
+
+def test_the_last_line_is_the_verdict_and_values_that_are_not_possible_fail(tmp_path: Path) -> None:
+    source = tmp_path / "run.yaml"
+    source.write_text("actor_infer: {generating_args: {temperature: -1.0}}")
+    result = CliRunner().invoke(app, ["import-config", "roll", str(source)])
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("needs: ")

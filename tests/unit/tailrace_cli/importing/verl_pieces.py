@@ -120,6 +120,19 @@ PIECES: list[tuple[str, dict[str, Any]]] = [
             "cluster.num_inference_servers": 4,
             "cluster.learner_gpus": [0, 1, 2, 3],
             "cluster.inference_gpus": [0, 1, 2, 3],
+            "colocated": True,
+        },
+    ),
+    (
+        "{trainer: {n_gpus_per_node: 4, nnodes: 2}, actor_rollout_ref: {rollout: {name: vllm, "
+        "tensor_model_parallel_size: 2, pipeline_model_parallel_size: 2}}}",
+        {
+            "inference.engine": "vllm",
+            "inference.tensor_parallel_size": 2,
+            "inference.pipeline_parallel_size": 2,
+            "cluster.num_nodes": 2,
+            "cluster.num_inference_servers": 2,
+            "cluster.learner_gpus": list(range(8)),
         },
     ),
     (

@@ -57,7 +57,8 @@ def test_tokens_older_than_max_staleness_are_masked_and_counted() -> None:
 
 def test_a_group_with_stale_tokens_is_dropped_when_the_user_wants_it() -> None:
     members = [trajectory(0, 1.0, versions=(1, 2, 3)), trajectory(1, 0.0)]
-    assert builder(stale_tokens="drop_group").prepare(group(members), 2, BOOK).drop_reason == "stale"
+    dropping = TrainingRowBuilder(config(), 1, Ancestry("0-a"), drops_stale=True)
+    assert dropping.prepare(group(members), 2, BOOK).drop_reason == "stale"
 
 
 def test_a_wholly_stale_member_gives_no_row_but_still_counts_in_the_baseline() -> None:

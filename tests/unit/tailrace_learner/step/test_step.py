@@ -164,6 +164,8 @@ def test_metrics_are_means_over_trained_tokens() -> None:
     staleness = np.concatenate([row.staleness for row in rows])
     assert metrics["behaviour_kl"] == pytest.approx(divergence.mean(), rel=1e-4)
     assert metrics["mismatch_kl"] == pytest.approx(divergence[current].mean(), rel=1e-4)
+    correlation = np.corrcoef(old[current], inference_logprobs[current])[0, 1]
+    assert metrics["mismatch_correlation"] == pytest.approx(correlation, rel=1e-4)
     assert metrics["staleness_mean"] == pytest.approx(staleness.mean())
     assert metrics["staleness_max"] == staleness.max()
     assert metrics["num_trained_tokens"] == len(inference_logprobs)
@@ -178,6 +180,7 @@ def test_mismatch_is_unknown_without_tokens_of_the_learners_own_version() -> Non
         row.is_current[:] = False
     _, metrics = train(step_groups, 1)
     assert metrics["mismatch_kl"] is None
+    assert metrics["mismatch_correlation"] is None
     assert metrics["behaviour_kl"] is not None
 
 

@@ -1,0 +1,1 @@
+"""Comparison of scheduling policies in simulation."""

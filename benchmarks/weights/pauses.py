@@ -1,0 +1,192 @@
+"""Pauses of an engine at weight updates, and its tokens per second while it stages.
+
+`python -m benchmarks.weights.pauses torch|vllm keep|recompute` prints a JSON object; each engine runs
+in its own environment. 16 calls are in flight all the time, and their tokens are reported one by one.
+A pause is the longest time without a token around an update, less the usual time between two: that of
+the whole update as callers see it, with the wait for a token boundary and the keys and values computed
+again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from itertools import pairwise
+from statistics import median, quantiles
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tailrace.weights import TensorBytes
+from tailrace.weights.segment import SegmentFolder, map_segment, open_segment
+from tailrace.weights.tensors import fill, layout, verify, views
+from tailrace_inference.adapters.engines import start_engine
+from tailrace_inference.config import InferenceConfig, KvOnUpdate
+from tailrace_inference.ports import Engine
+from tailrace_protos.base import pack_int32
+from tailrace_protos.generation import GenerateRequest, TokenChunk
+from tailrace_protos.weights import ModelCard, WeightManifest
+
+IN_FLIGHT, NUM_UPDATES, WINDOW_S, NUM_WINDOWS = 16, 20, 1.0, 6
+VOCAB_SIZE = 512
+MODEL = {
+    "model_type": "qwen3",
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "intermediate_size": 768,
+    "vocab_size": VOCAB_SIZE,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.05,
+}
+
+
+class Load:
+    """Calls in flight, and the times of their tokens."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._random = np.random.default_rng(0)
+        self._num_calls = 0
+        self.times_s: list[float] = []
+        self.num_tokens = 0
+        self.is_over = False
+        self._token = asyncio.Event()
+        for _ in range(IN_FLIGHT):
+            self._submit()
+
+    async def next_token(self) -> None:
+        """Waits for a token."""
+        self._token.clear()
+        await self._token.wait()
+
+    def _submit(self) -> None:
+        self._num_calls += 1
+        name = str(self._num_calls)
+        prompt = self._random.integers(3, VOCAB_SIZE, 32).astype(np.int32)
+        request = GenerateRequest(name, f"episode-{name}", pack_int32(prompt), 256)
+        self._engine.submit(request, self._on_chunk)
+
+    def _on_chunk(self, chunk: TokenChunk) -> None:
+        assert chunk.error is None, chunk.error
+        self.times_s.append(time.perf_counter())
+        self._token.set()
+        self.num_tokens += len(chunk.token_ids) // 4
+        if chunk.finish_reason is not None and not self.is_over:
+            self._submit()
+
+
+class Version:
+    """A version in shared memory, staged as the inference service does."""
+
+    def __init__(self, tensors: list[TensorBytes]) -> None:
+        offsets, size = layout(tensors)
+        self.segment = SegmentFolder("bench", "pauses").create(size)
+        self.manifest = WeightManifest(0, "a", 0, None, fill(self.segment.data, tensors, offsets), size)
+
+    async def stage(self, engine: Engine, policy_version: int) -> None:
+        """Maps, verifies and stages it."""
+        size = self.manifest.num_bytes
+        buffer = map_segment(open_segment(self.segment.name, size), size)
+        await asyncio.to_thread(verify, self.manifest, buffer)
+        await engine.stage(views(self.manifest, buffer), policy_version)
+
+
+def made() -> tuple[ModelCard, Version]:
+    """The model's card and its weights."""
+    torch.manual_seed(0)
+    content = dict(MODEL)
+    config = AutoConfig.for_model(content.pop("model_type"), **content)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    tensors = [
+        TensorBytes(name, "float32", tuple(p.shape), memoryview(p.detach().numpy()).cast("B"))
+        for name, p in model.named_parameters()
+    ]
+    words = Tokenizer(models.WordLevel({str(at): at for at in range(VOCAB_SIZE)}, unk_token="0"))
+    card = ModelCard(json.dumps(MODEL).encode(), {"tokenizer.json": words.to_str().encode()})
+    return card, Version(tensors)
+
+
+async def rates(engine: Engine, load: Load, version: Version) -> dict[str, float]:
+    """Tokens per second in turns without and with staging, medians."""
+    found: dict[bool, list[float]] = {False: [], True: []}
+    num_staged = 0
+    for window in range(2 * NUM_WINDOWS):
+        began_s, before = time.perf_counter(), load.num_tokens
+        while time.perf_counter() - began_s < WINDOW_S:
+            if window % 2:
+                await version.stage(engine, 1)
+                num_staged += 1
+            else:
+                await asyncio.sleep(0.01)
+        found[bool(window % 2)].append((load.num_tokens - before) / (time.perf_counter() - began_s))
+    return {
+        "tokens_per_s": median(found[False]),
+        "tokens_per_s_staging": median(found[True]),
+        "versions_staged_per_s": num_staged / NUM_WINDOWS / WINDOW_S,
+    }
+
+
+async def pauses(engine: Engine, load: Load, version: Version) -> dict[str, float]:
+    """Swaps and pauses of updates in a row, in milliseconds."""
+    swaps_ms, pauses_ms = [], []
+    for update in range(2, 2 + NUM_UPDATES):
+        await version.stage(engine, update)
+        await asyncio.sleep(0.3)
+        began_s = time.perf_counter()
+        swaps_ms.append(1e3 * await engine.apply())
+        ended_s = time.perf_counter()
+        await load.next_token()
+        before = [at for at in load.times_s if at < began_s][-200:]
+        usual = np.diff(before)
+        around = [before[-1], *(at for at in load.times_s if at >= began_s)]
+        gaps = [late - early for early, late in pairwise(around) if early < ended_s]
+        steps = [gap for gap in usual if gap > 1e-4]  # tokens of one step come together
+        pauses_ms.append(1e3 * max(0.0, max(gaps) - median(steps)))
+    return {
+        "swap_p50_ms": median(swaps_ms),
+        "swap_p99_ms": quantiles(swaps_ms, n=100)[98],
+        "pause_p50_ms": median(pauses_ms),
+        "pause_p99_ms": quantiles(pauses_ms, n=100)[98],
+    }
+
+
+async def measure(name: str, kv_on_update: KvOnUpdate) -> dict[str, float]:
+    """All figures of one engine."""
+    card, version = made()
+    config = InferenceConfig(
+        engine=name, device="cpu", dtype="float32", stream_chunk_tokens=1, stream_interval_ms=0.0,
+        max_running=32, kv_cache_tokens=16384, kv_on_update=kv_on_update,
+    )  # fmt: skip
+    engine = await start_engine(card, config)
+    watching = asyncio.create_task(engine.watch())
+    await version.stage(engine, 1)
+    await engine.apply()
+    load = Load(engine)
+    await asyncio.sleep(2.0)  # first steps of an engine are slower
+    found = await rates(engine, load, version) | await pauses(engine, load, version)
+    load.is_over = True
+    watching.cancel()
+    await engine.close()
+    version.segment.close(delete=True)
+    return found
+
+
+def main() -> None:
+    """Measure one engine and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engine", choices=["torch", "vllm", "sglang"])
+    parser.add_argument("kv_on_update", choices=["keep", "recompute"])
+    chosen = parser.parse_args()
+    print(json.dumps(asyncio.run(measure(chosen.engine, chosen.kv_on_update))))
+
+
+if __name__ == "__main__":
+    main()

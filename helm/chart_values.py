@@ -1,0 +1,309 @@
+"""Types of the chart's values, as `values.yaml` describes them; the schema comes from here."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Size = Annotated[str, msgspec.Meta(pattern=r"^[0-9.]+(Ki|Mi|Gi|Ti|k|M|G|T)?$")]
+Url = Annotated[str, msgspec.Meta(pattern=r"^$|^(nats|tls|redis|rediss|http|https)://")]
+Release = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]*$")]
+Objects = list[dict[str, Any]]
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Base: unknown keys are refused by name."""
+
+
+class Resources(Strict):
+    """CPU and memory."""
+
+    requests: dict[str, str | int] = {}
+    limits: dict[str, str | int] = {}
+
+
+class Budget(Strict):
+    """A PodDisruptionBudget."""
+
+    maxUnavailable: int | str | None = None
+    minAvailable: int | str | None = None
+
+
+class Placement(Strict):
+    """Where pods may run."""
+
+    podLabels: dict[str, str] = {}
+    podAnnotations: dict[str, str] = {}
+    nodeSelector: dict[str, str] = {}
+    tolerations: Objects = []
+    affinity: dict[str, Any] = {}
+    priorityClassName: str = ""
+    schedulerName: str = ""
+    runtimeClassName: str = ""
+    env: Objects = []
+    numThreads: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class Defaults(Placement):
+    """What every pod gets."""
+
+    labels: dict[str, str] = {}
+    writableRoot: bool = False
+
+
+class Workload(Placement):
+    """A service."""
+
+    replicas: Count = 1
+    resources: Resources | None = None
+    terminationGracePeriodSeconds: Annotated[int, msgspec.Meta(ge=1)] = 30
+    pdb: Budget | None = None
+
+
+class GatewayService(Strict):
+    """Its Service."""
+
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    annotations: dict[str, str] = {}
+
+
+class Ingress(Strict):
+    """The gateway from outside."""
+
+    enabled: bool = False
+    className: str = ""
+    host: str = ""
+    annotations: dict[str, str] = {}
+    tlsSecret: str = ""
+
+
+class Gateway(Workload):
+    """The gateway."""
+
+    enabled: bool = False
+    service: GatewayService | None = None
+    ingress: Ingress | None = None
+
+
+class WeightSync(Placement):
+    """weight_sync, which has one replica."""
+
+    shm: Size = ""
+    resources: Resources | None = None
+    terminationGracePeriodSeconds: Annotated[int, msgspec.Meta(ge=1)] = 30
+    storage: Size | Literal[""] = ""
+    pdb: Budget | None = None
+
+
+class Pool(Workload):
+    """Inference servers of one engine."""
+
+    image: Literal["inference-torch", "inference-vllm", "inference-sglang"] = "inference-torch"
+    gpus: Count = 0
+    shm: Size = ""
+    overrides: dict[str, Any] = {}
+
+
+class Inference(Strict):
+    """All pools."""
+
+    pools: dict[Annotated[str, msgspec.Meta(pattern="^[a-z0-9]+(-[a-z0-9]+)*$")], Pool | None]
+
+
+class Learner(Placement):
+    """The learner's nodes."""
+
+    nodes: Annotated[int, msgspec.Meta(ge=1)] = 1
+    gpus: Count = 0
+    shm: Size = ""
+    resources: Resources | None = None
+    terminationGracePeriodSeconds: Annotated[int, msgspec.Meta(ge=1)] = 30
+    pdb: Budget | None = None
+
+
+class Autoscaling(Placement):
+    """The autoscaler."""
+
+    enabled: bool = False
+    mode: Literal["metric", "keda", "hpa", "builtin"] = "metric"
+    prometheusUrl: Url = ""
+    resources: Resources | None = None
+
+
+class Run(Placement):
+    """The Job that follows the run."""
+
+    resources: Resources | None = None
+    ttlSecondsAfterFinished: Count | None = None
+
+
+class External(Strict):
+    """A server that is brought."""
+
+    url: Url = ""
+
+
+class Nats(Placement):
+    """nats-server."""
+
+    external: External | None = None
+    image: str = ""
+    storage: Size = ""
+    storageClass: str = ""
+    resources: Resources | None = None
+
+
+class Redis(Nats):
+    """Valkey."""
+
+    fsync: Literal["everysec", "always"] = "everysec"
+
+
+class Credentials(Strict):
+    """Passwords."""
+
+    existingSecrets: bool = False
+    seed: str = ""
+
+
+class Tls(Strict):
+    """Certificates of NATS and Redis."""
+
+    enabled: bool = False
+    existingSecret: str = ""
+
+
+class Runs(Strict):
+    """Volume of the run directories."""
+
+    size: Size = ""
+    accessModes: list[Literal["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]] = []
+    storageClass: str = ""
+    existingClaim: str = ""
+    keep: bool = False
+
+
+class Models(Strict):
+    """Volume of models."""
+
+    existingClaim: str = ""
+
+
+class Hub(Strict):
+    """Hugging Face."""
+
+    tokenSecret: str = ""
+    offline: bool = True
+
+
+class Storage(Strict):
+    """Volumes."""
+
+    runs: Runs
+    models: Models
+    hub: Hub
+
+
+class CodeImage(Strict):
+    """An image with the user's modules."""
+
+    name: str = ""
+    path: str = ""
+
+
+class Git(Strict):
+    """A repository with the user's modules."""
+
+    url: str = ""
+    ref: str = ""
+    image: str = ""
+
+
+class UserCode(Strict):
+    """The user's modules."""
+
+    files: dict[str, str] = {}
+    image: CodeImage | None = None
+    git: Git | None = None
+
+
+class NetworkPolicy(Strict):
+    """Who may reach whom."""
+
+    enabled: bool = True
+    metricsFrom: Objects = []
+    gatewayFrom: Objects = []
+    kedaFrom: Objects = []
+    extraEgress: dict[str, Objects] = {}
+    apiServer: Objects = []
+
+
+class Monitoring(Strict):
+    """Prometheus and Grafana."""
+
+    podMonitor: bool = False
+    labels: dict[str, str] = {}
+    interval: Annotated[str, msgspec.Meta(pattern="^[0-9]+(ms|s|m)$")] = "15s"
+    dashboards: bool = False
+    rules: bool = False
+
+
+class Telemetry(Strict):
+    """Traces and logs."""
+
+    otlpEndpoint: Url = ""
+    otlpHeadersSecret: str = ""
+    logLevel: Literal["", "debug", "info", "warning", "error"] = ""
+
+
+class Image(Strict):
+    """The services' images."""
+
+    registry: str = ""
+    repository: str = ""
+    tag: str = ""
+    digests: dict[str, Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")]] = {}
+    pullPolicy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    pullSecrets: Objects = []
+
+
+class Standing(Strict):
+    """Mode standing."""
+
+    runs: list[Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]] = []
+
+
+class Servers(Strict):
+    """Servers of a standing release."""
+
+    release: Release = ""
+
+
+class ChartValues(Strict):
+    """All values."""
+
+    mode: Literal["job", "standing"]
+    experiment: dict[str, Any]
+    standing: Standing
+    servers: Servers
+    image: Image
+    defaults: Defaults
+    scheduler: Workload
+    agents: Workload
+    gateway: Gateway
+    reward: Workload
+    sandbox: Workload
+    weight_sync: WeightSync
+    inference: Inference
+    learner: Learner
+    autoscaling: Autoscaling
+    run: Run
+    nats: Nats
+    redis: Redis
+    credentials: Credentials
+    tls: Tls
+    storage: Storage
+    userCode: UserCode
+    networkPolicy: NetworkPolicy
+    monitoring: Monitoring
+    telemetry: Telemetry

@@ -1,0 +1,108 @@
+{{/* Name of an object: release and part. `weight_sync` is `weight-sync` where DNS wants it. */}}
+{{- define "tailrace.name" -}}
+{{- printf "%s-%s" (.root.Release.Name | trunc 40 | trimSuffix "-") (.part | replace "_" "-") -}}
+{{- end -}}
+
+{{- define "tailrace.selector" -}}
+app.kubernetes.io/name: tailrace
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+app.kubernetes.io/component: {{ .part | replace "_" "-" | quote }}
+{{- end -}}
+
+{{- define "tailrace.labels" -}}
+{{ include "tailrace.selector" . }}
+app.kubernetes.io/part-of: tailrace
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service | quote }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | quote }}
+{{- end -}}
+
+{{- define "tailrace.meta" -}}
+name: {{ include "tailrace.name" . }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "tailrace.labels" . | nindent 2 }}
+  {{- if .values }}
+  {{- with .root.Values.defaults.labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- end }}
+{{- end -}}
+
+{{- define "tailrace.image" -}}
+{{- $image := .root.Values.image -}}
+{{- $base := printf "%s-%s" $image.repository (.name | replace "_" "-") -}}
+{{- if $image.registry }}{{ $base = printf "%s/%s" (trimSuffix "/" $image.registry) $base }}{{ end -}}
+{{- with index $image.digests .name -}}
+{{ $base }}@{{ . }}
+{{- else -}}
+{{ $base }}:{{ $image.tag | default .root.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{/* Release whose NATS, Redis and Secrets the services use. */}}
+{{- define "tailrace.servers" -}}
+{{ .Values.servers.release | default .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- end -}}
+
+{{- define "tailrace.hasNats" -}}
+{{ if and (not .Values.nats.external.url) (not .Values.servers.release) }}yes{{ end }}
+{{- end -}}
+{{- define "tailrace.hasRedis" -}}
+{{ if and (not .Values.redis.external.url) (not .Values.servers.release) }}yes{{ end }}
+{{- end -}}
+
+{{- define "tailrace.natsUrl" -}}
+{{- if .Values.nats.external.url }}{{ .Values.nats.external.url }}{{ else -}}
+{{ ternary "tls" "nats" .Values.tls.enabled }}://{{ include "tailrace.servers" . }}-nats:4222
+{{- end }}
+{{- end -}}
+
+{{- define "tailrace.redisUrl" -}}
+{{- if .Values.redis.external.url }}{{ .Values.redis.external.url }}{{ else -}}
+{{ ternary "rediss" "redis" .Values.tls.enabled }}://{{ include "tailrace.servers" . }}-redis:6379/0
+{{- end }}
+{{- end -}}
+
+{{- define "tailrace.tlsSecret" -}}
+{{ .Values.tls.existingSecret | default (printf "%s-tls" (include "tailrace.servers" .)) }}
+{{- end -}}
+
+{{/* Names of the runs that the servers know. */}}
+{{- define "tailrace.runs" -}}
+{{- if eq .Values.mode "standing" }}{{ .Values.standing.runs | toJson }}{{ else }}{{ list .Values.experiment.exp_name | toJson }}{{ end -}}
+{{- end -}}
+
+{{- define "tailrace.users" -}}
+["scheduler","agents","gateway","inference","sandbox","reward","learner","weight_sync","autoscaler","tools","cli"]
+{{- end -}}
+
+{{/* The experiment of the services: the user's, with the addresses and paths that the chart owns. */}}
+{{- define "tailrace.experiment" -}}
+{{- $gateway := dict "host" "0.0.0.0" "port" 8000 "advertised_url" (printf "http://%s:8000" (include "tailrace.name" (dict "root" . "part" "gateway"))) -}}
+{{- if .Values.gateway.ingress.enabled }}{{ $_ := set $gateway "advertised_url" (printf "%s://%s" (ternary "https" "http" (ne .Values.gateway.ingress.tlsSecret "")) .Values.gateway.ingress.host) }}{{ end -}}
+{{- $any := dict "bind_host" "0.0.0.0" -}}
+{{- $owned := dict "output_dir" "/runs" "gateway" $gateway "inference" $any "weight_sync" (deepCopy $any) "learner" (deepCopy $any) -}}
+{{- if .Values.autoscaling.enabled }}{{ $_ := set $owned "autoscaler" (dict "mode" .Values.autoscaling.mode "targets" (include "tailrace.targets" . | fromJson)) }}{{ end -}}
+{{- mergeOverwrite (deepCopy .Values.experiment) $owned | toJson -}}
+{{- end -}}
+
+{{/* Workloads that are scaled: name in the experiment -> kind and name of the object. */}}
+{{- define "tailrace.targets" -}}
+{{- $root := . -}}
+{{- $bounds := dig "autoscaler" "targets" dict .Values.experiment -}}
+{{- $all := dict -}}
+{{- range $target, $given := $bounds -}}
+{{- $pool := trimPrefix "inference-" $target -}}
+{{- if and (hasPrefix "inference-" $target) (not (hasKey $root.Values.inference.pools $pool)) }}{{ fail (printf "experiment.autoscaler.targets: %s names no pool of inference.pools" $target) }}{{ end -}}
+{{- if not (or (hasPrefix "inference-" $target) (has $target (list "agents" "sandbox"))) }}{{ fail (printf "experiment.autoscaler.targets: %s is not agents, sandbox or inference-<pool>" $target) }}{{ end -}}
+{{- $kind := ternary "StatefulSet" "Deployment" (hasPrefix "inference-" $target) -}}
+{{- $_ := set $all $target (merge (dict "kind" $kind "name" (include "tailrace.name" (dict "root" $root "part" $target))) $given) -}}
+{{- end -}}
+{{- $all | toJson -}}
+{{- end -}}
+
+{{/* "yes" when something else than Helm sets the replicas of this workload. */}}
+{{- define "tailrace.isScaled" -}}
+{{- if and .root.Values.autoscaling.enabled (ne .root.Values.autoscaling.mode "metric") (hasKey (include "tailrace.targets" .root | fromJson) .part) }}yes{{ end -}}
+{{- end -}}

@@ -1,0 +1,278 @@
+{{/*
+Pod template of a service. Arguments: root; part (name of objects); service (package and NATS user);
+values (the service's values); image; gpus; shm; mounts: list of runs, models, code; config: ConfigMap;
+ports: extra container ports; preStop: seconds of sleep; headless: name of the headless Service.
+*/}}
+{{- define "tailrace.pod" -}}
+{{- $root := .root -}}
+{{- $defaults := $root.Values.defaults -}}
+{{- $values := .values -}}
+{{- $mounts := .mounts | default list -}}
+{{- $grace := int ($values.terminationGracePeriodSeconds | default 90) -}}
+{{- $drains := dict "agents" 5 "gateway" 15 "inference" 20 "reward" 10 "sandbox" 10 -}}
+{{- $drain := dig .service "drain_s" (get $drains .service | default 5) $root.Values.experiment -}}
+{{- if lt $grace (add (int $drain) 5 (int (.preStop | default 0)) | int) }}
+{{- fail (printf "%s.terminationGracePeriodSeconds is %d: it must exceed experiment.%s.drain_s (%d) by 5 s and preStop" .part $grace .service (int $drain)) }}
+{{- end -}}
+metadata:
+  labels:
+    {{- include "tailrace.labels" . | nindent 4 }}
+    {{- with mergeOverwrite (deepCopy $defaults.podLabels) ($values.podLabels | default dict) }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  annotations:
+    checksum/experiment: {{ include "tailrace.experiment" $root | sha256sum }}
+    {{- with mergeOverwrite (deepCopy $defaults.podAnnotations) ($values.podAnnotations | default dict) }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  serviceAccountName: {{ include "tailrace.name" . }}
+  automountServiceAccountToken: {{ .token | default false }}
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ $grace }}
+  {{- with .restartPolicy }}
+  restartPolicy: {{ . }}
+  {{- end }}
+  {{- with $root.Values.image.pullSecrets }}
+  imagePullSecrets: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- include "tailrace.placement" . | nindent 2 }}
+  securityContext: {{- include "tailrace.podSecurity" . | nindent 4 }}
+  {{- if and (has "code" $mounts) (or $root.Values.userCode.image.name $root.Values.userCode.git.url) }}
+  initContainers: {{- include "tailrace.codeInit" . | nindent 4 }}
+  {{- end }}
+  containers:
+    - name: {{ .part | replace "_" "-" }}
+      image: {{ include "tailrace.image" (dict "root" $root "name" .image) | quote }}
+      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      {{- with .command }}
+      command: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      args: {{- toYaml (.args | default (list "--config" "/etc/tailrace/experiment.json" "--instance-id" "$(POD_NAME)")) | nindent 8 }}
+      env: {{- include "tailrace.env" . | nindent 8 }}
+      {{- if not .noHealth }}
+      ports:
+        - {name: metrics, containerPort: 9090}
+        {{- with .ports }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      # Imports and the model take long: liveness begins once the process has listened.
+      startupProbe:
+        httpGet: {path: /livez, port: metrics}
+        periodSeconds: 2
+        timeoutSeconds: 5
+        failureThreshold: 300
+      livenessProbe:
+        httpGet: {path: /livez, port: metrics}
+        periodSeconds: 10
+        timeoutSeconds: 10
+        failureThreshold: 6
+      readinessProbe:
+        httpGet: {path: /readyz, port: metrics}
+        periodSeconds: 5
+        timeoutSeconds: 5
+        failureThreshold: 2
+      {{- end }}
+      {{- with .preStop }}
+      lifecycle:
+        preStop:
+          exec: {command: [sleep, {{ . | quote }}]}
+      {{- end }}
+      resources: {{- include "tailrace.resources" . | nindent 8 }}
+      securityContext: {{- include "tailrace.containerSecurity" . | nindent 8 }}
+      volumeMounts:
+        - {name: experiment, mountPath: /etc/tailrace, readOnly: true}
+        - {name: credentials, mountPath: /etc/tailrace-credentials, readOnly: true}
+        - {name: tmp, mountPath: /tmp}
+        - {name: state, mountPath: /var/lib/tailrace}
+        {{- if .shm }}
+        - {name: shm, mountPath: /dev/shm}
+        {{- end }}
+        {{- if has "runs" $mounts }}
+        - {name: runs, mountPath: /runs}
+        {{- end }}
+        {{- if and (has "models" $mounts) $root.Values.storage.models.existingClaim }}
+        - {name: models, mountPath: /models, readOnly: true}
+        {{- end }}
+        {{- if has "code" $mounts }}
+        - {name: code, mountPath: /opt/user, readOnly: true}
+        {{- end }}
+        {{- if $root.Values.tls.enabled }}
+        - {name: tls, mountPath: /etc/tailrace-tls, readOnly: true}
+        {{- end }}
+  volumes:
+    - name: experiment
+      configMap: {name: {{ .config | default (include "tailrace.name" (dict "root" $root "part" "experiment")) }}}
+    - name: credentials
+      secret:
+        secretName: {{ include "tailrace.servers" $root }}-{{ .service | replace "_" "-" }}
+        defaultMode: 0440
+    - name: tmp
+      emptyDir: {sizeLimit: 2Gi}
+    - name: state
+      {{- if .stateClaim }}
+      persistentVolumeClaim: {claimName: {{ .stateClaim }}}
+      {{- else }}
+      emptyDir: {sizeLimit: 8Gi}
+      {{- end }}
+    {{- with .shm }}
+    - name: shm
+      emptyDir: {medium: Memory, sizeLimit: {{ . }}}
+    {{- end }}
+    {{- if has "runs" $mounts }}
+    - name: runs
+      persistentVolumeClaim: {claimName: {{ $root.Values.storage.runs.existingClaim | default (include "tailrace.name" (dict "root" $root "part" "runs")) }}}
+    {{- end }}
+    {{- if and (has "models" $mounts) $root.Values.storage.models.existingClaim }}
+    - name: models
+      persistentVolumeClaim: {claimName: {{ $root.Values.storage.models.existingClaim }}, readOnly: true}
+    {{- end }}
+    {{- if has "code" $mounts }}
+    - name: code
+      {{- if or $root.Values.userCode.image.name $root.Values.userCode.git.url }}
+      emptyDir: {sizeLimit: 1Gi}
+      {{- else }}
+      configMap: {name: {{ include "tailrace.name" (dict "root" $root "part" "code") }}}
+      {{- end }}
+    {{- end }}
+    {{- if $root.Values.tls.enabled }}
+    - name: tls
+      secret:
+        secretName: {{ include "tailrace.tlsSecret" $root }}
+        items: [{key: ca.crt, path: ca.crt}]
+        defaultMode: 0444
+    {{- end }}
+{{- end -}}
+
+{{- define "tailrace.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "tailrace.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: {{ not .root.Values.defaults.writableRoot }}
+runAsNonRoot: true
+privileged: false
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* Where a pod may run: the service's own values win over `defaults`. */}}
+{{- define "tailrace.placement" -}}
+{{- $defaults := .root.Values.defaults -}}
+{{- $values := .values -}}
+{{- with $values.nodeSelector | default $defaults.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.tolerations | default $defaults.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.affinity | default $defaults.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.priorityClassName | default $defaults.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $values.schedulerName | default $defaults.schedulerName }}
+schedulerName: {{ . }}
+{{- end }}
+{{- with $values.runtimeClassName | default $defaults.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- if .spread }}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{- include "tailrace.selector" . | nindent 8 }}
+{{- end }}
+{{- end -}}
+
+{{- define "tailrace.resources" -}}
+{{- $given := deepCopy (.values.resources | default dict) -}}
+{{- if .gpus -}}
+{{- $gpu := dict "nvidia.com/gpu" (int .gpus) -}}
+{{- $_ := set $given "limits" (merge $gpu ($given.limits | default dict)) -}}
+{{- $_ := set $given "requests" (merge $gpu ($given.requests | default dict)) -}}
+{{- end -}}
+{{ toYaml $given }}
+{{- end -}}
+
+{{- define "tailrace.env" -}}
+{{- $root := .root -}}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: TAILRACE_ADVERTISE_HOST
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+- {name: TAILRACE_NATS_URL, value: {{ include "tailrace.natsUrl" $root | quote }}}
+- {name: TAILRACE_NATS_USER, value: {{ .service }}}
+- {name: TAILRACE_NATS_PASSWORD_FILE, value: /etc/tailrace-credentials/nats-password}
+- {name: TAILRACE_REDIS_URL, value: {{ include "tailrace.redisUrl" $root | quote }}}
+- {name: TAILRACE_REDIS_USER, value: {{ .service }}}
+- {name: TAILRACE_REDIS_PASSWORD_FILE, value: /etc/tailrace-credentials/redis-password}
+{{- if $root.Values.tls.enabled }}
+- {name: TAILRACE_CA_FILE, value: /etc/tailrace-tls/ca.crt}
+{{- end }}
+- {name: TAILRACE_METRICS_HOST, value: 0.0.0.0}
+- {name: TAILRACE_METRICS_PORT, value: "9090"}
+- {name: TAILRACE_STATE_DIR, value: /var/lib/tailrace}
+- {name: TAILRACE_LOG, value: json}
+{{- with $root.Values.telemetry.logLevel }}
+- {name: TAILRACE_LOG_LEVEL, value: {{ . | quote }}}
+{{- end }}
+{{- if and $root.Values.telemetry.otlpEndpoint (ne .service "sandbox") }}
+- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ $root.Values.telemetry.otlpEndpoint | quote }}}
+{{- with $root.Values.telemetry.otlpHeadersSecret }}
+- name: OTEL_EXPORTER_OTLP_HEADERS
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: headers}}
+{{- end }}
+{{- end }}
+- {name: OMP_NUM_THREADS, value: {{ .values.numThreads | default $root.Values.defaults.numThreads | quote }}}
+- {name: TOKENIZERS_PARALLELISM, value: "false"}
+- {name: HOME, value: /tmp}
+{{- if has "models" (.mounts | default list) }}
+- {name: HF_HOME, value: /var/lib/tailrace/hub}
+- {name: HF_HUB_OFFLINE, value: {{ ternary "1" "0" $root.Values.storage.hub.offline | quote }}}
+{{- with $root.Values.storage.hub.tokenSecret }}
+- name: HF_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}
+{{- end }}
+{{- end }}
+{{- if has "code" (.mounts | default list) }}
+- {name: PYTHONPATH, value: /opt/user}
+{{- end }}
+{{- with .env }}
+{{ toYaml . }}
+{{- end }}
+{{- with concat $root.Values.defaults.env (.values.env | default list) }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "tailrace.codeInit" -}}
+{{- $code := .root.Values.userCode -}}
+{{- if $code.git.url }}
+- name: code
+  image: {{ required "userCode.git.image: name an image with git" $code.git.image | quote }}
+  command: [sh, -ec]
+  args: ['git clone --quiet "$URL" /opt/user && git -C /opt/user checkout --quiet "$REF"']
+  env:
+    - {name: HOME, value: /tmp}
+    - {name: URL, value: {{ $code.git.url | quote }}}
+    - {name: REF, value: {{ $code.git.ref | quote }}}
+{{- else }}
+- name: code
+  image: {{ $code.image.name | quote }}
+  command: [cp, -r, {{ printf "%s/." (trimSuffix "/" $code.image.path) | quote }}, /opt/user]
+{{- end }}
+  resources: {requests: {cpu: 100m, memory: 64Mi}, limits: {memory: 512Mi}}
+  securityContext: {{- include "tailrace.containerSecurity" . | nindent 4 }}
+  volumeMounts:
+    - {name: code, mountPath: /opt/user}
+    - {name: tmp, mountPath: /tmp}
+{{- end -}}

@@ -1,0 +1,1 @@
+"""autoscaler: replica counts on Kubernetes."""

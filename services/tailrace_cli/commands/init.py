@@ -1,0 +1,54 @@
+"""`tailrace init`: copies an example that the package ships into a folder of the user's."""
+
+import shutil
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+import tailrace_cli
+from tailrace.config import ConfigError
+
+_PACKAGE = Path(tailrace_cli.__file__).parent
+_LEFT_OUT = shutil.ignore_patterns("__pycache__", "node_modules", "runs")
+
+
+def examples_folder() -> Path:
+    """Folder of the examples: inside the installed package, or beside the sources of a checkout."""
+    shipped = _PACKAGE / "examples"
+    return shipped if shipped.is_dir() else _PACKAGE.parents[1] / "examples"
+
+
+def examples() -> dict[str, str]:
+    """Names of the examples that `tailrace train` takes, with their descriptions."""
+    files = sorted(examples_folder().rglob("experiment.yaml"))
+    return {str(file.parent.relative_to(examples_folder())): _description(file) for file in files}
+
+
+def _description(file: Path) -> str:
+    """First sentence of the comment that opens an experiment."""
+    lines = []
+    for line in file.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("#").strip())
+    return " ".join(lines).partition(". ")[0].rstrip(".")
+
+
+def init(example: str, to: str, console: Console) -> None:
+    """Copy an example, or list all. ConfigError: an unknown name, or a folder that exists."""
+    known = examples()
+    if not example:
+        table = Table("example", "what it trains", box=None, pad_edge=False)
+        for name, description in known.items():
+            table.add_row(name, description)
+        console.print(table)
+        console.print("tailrace init NAME copies one.")
+        return
+    if example not in known:
+        raise ConfigError(f"no example {example!r}: tailrace init lists them ({', '.join(known)})")
+    target = Path(to or Path(example).name)
+    if target.exists():
+        raise ConfigError(f"{target} exists: name another folder with --to")
+    shutil.copytree(examples_folder() / example, target, ignore=_LEFT_OUT)
+    console.print(f"{target}: now run: tailrace train {target}", soft_wrap=True)

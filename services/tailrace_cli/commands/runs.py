@@ -1,0 +1,166 @@
+"""`tailrace runs`, `status`, `logs`, `stop`: runs on this machine, by name or directory."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from tailrace.config import ConfigError
+from tailrace_cli.console import plain_console
+from tailrace_cli.run_folders import RunFolder, State, find_run, runs_in
+from tailrace_cli.summary import last, read_health, read_metrics, summary_rows, summary_table
+
+console = plain_console()
+
+OutputDir = Annotated[str, typer.Option("--output-dir", help="Folder of the runs.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or directory.")]
+_STYLES: dict[State, str] = {"running": "green", "failed": "red", "interrupted": "yellow"}
+_POLL_S = 0.2
+_TAIL_BYTES = 4 << 20  # of each log, from its end
+
+
+def runs(output_dir: OutputDir = "runs") -> None:
+    """List the runs of a folder: state, steps, held-out success, time."""
+    table = runs_table(runs_in(output_dir))
+    if not table.row_count:
+        raise ConfigError(f"no run in {output_dir}: name another folder with --output-dir")
+    console.print(table)
+
+
+def runs_table(found: Iterable[RunFolder]) -> Table:
+    """Table of runs: state, steps, newest held-out success, time."""
+    table = Table("run", "state", "step", "sampled", "greedy", "time", box=None, pad_edge=False)
+    for run in found:
+        state, _ = run.state()
+        rows = read_metrics(run.path)
+        table.add_row(
+            Text(run.path.name),
+            Text(state, style=_STYLES.get(state, "")),
+            str(rows[-1]["step"]) if rows else "-",
+            _shown(last(rows, "eval/success_rate"), "{:.3f}"),
+            _shown(last(rows, "eval/greedy/success_rate"), "{:.3f}"),
+            _shown(last(rows, "time_s"), "{:.0f} s"),
+        )
+    return table
+
+
+def _shown(value: float | None, pattern: str) -> str:
+    return "-" if value is None else pattern.format(value)
+
+
+def status(run: Run, output_dir: OutputDir = "runs") -> None:
+    """Print where a run stands: whether it goes on, its newest figures, its failures and hints."""
+    found = find_run(run, output_dir)
+    state, detail = found.state()
+    console.print(
+        f"{found.path}: {state}" + (f" ({detail})" if detail else ""),
+        style=_STYLES.get(state, ""), soft_wrap=True,
+    )  # fmt: skip
+    rows, health = read_metrics(found.path), read_health(found.path)
+    if rows or health.failures:
+        lines = summary_rows(rows, health, found.baselines, found.eval_temperature)
+        console.print(summary_table(f"run {found.path.name}", lines))
+
+
+def logs(
+    run: Run,
+    process: Annotated[str, typer.Argument(help="scheduler, agents, learner, ...; none: all.")] = "",
+    lines: Annotated[int, typer.Option("-n", "--lines", help="Newest lines to print.", min=0)] = 50,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False,
+    output_dir: OutputDir = "runs",
+) -> None:
+    """Print the newest lines of a run's logs, merged by time, in a form for people."""
+    found = find_run(run, output_dir)
+    ends = {file: file.stat().st_size for file in _log_files(found, process)}
+    parts = [_read(file, max(0, end - _TAIL_BYTES), end) for file, end in ends.items()]
+    merged = sorted((line for part in parts for line in part), key=lambda line: line[0])
+    _print(merged[-lines:] if lines else ())
+    if follow:
+        _follow(found, ends)
+
+
+def _log_files(run: RunFolder, process: str) -> list[Path]:
+    files = sorted(run.logs_dir.glob(f"{process}*.log"))
+    if not files:
+        names = ", ".join(sorted(file.stem for file in run.logs_dir.glob("*.log"))) or "none"
+        raise ConfigError(f"no log of {process or 'any process'} in {run.logs_dir} (there: {names})")
+    return files
+
+
+def _follow(run: RunFolder, ends: dict[Path, int]) -> None:
+    """Print what is written behind `ends` (bytes) until the run ends."""
+    is_over = False
+    while not is_over:
+        is_over = not run.holder
+        for file, start in ends.items():
+            ends[file] = file.stat().st_size
+            _print(_read(file, start, ends[file]))
+        if not is_over:
+            time.sleep(_POLL_S)
+
+
+def _print(lines: Iterable[tuple[str, Text]]) -> None:
+    for _, text in lines:
+        console.print(text, soft_wrap=True)
+
+
+def _read(file: Path, start: int, end: int) -> Iterator[tuple[str, Text]]:
+    """Time and text of the lines in a range of bytes; a line without a time has the one before."""
+    with file.open("rb") as stream:
+        stream.seek(start)
+        content = stream.read(end - start)
+    told = ""
+    for line in content.decode(errors="replace").splitlines():
+        told, text = _readable(file.stem, line, told)
+        yield told, text
+
+
+_HIDDEN = {"timestamp", "level", "event", "module", "service", "instance_id", "run", "exception"}
+_LEVELS = {"warning": "yellow", "error": "red", "critical": "red"}
+
+
+def _readable(process: str, line: str, told: str) -> tuple[str, Text]:
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict) or "event" not in fields:
+        return told, Text(f"{'':8} {process:<12} {line}", style="dim")
+    told = str(fields.get("timestamp", told))
+    level = str(fields.get("level", ""))
+    text = Text(f"{told[11:19]} {process:<12} ", style="dim")
+    text.append(str(fields["event"]), style=_LEVELS.get(level, "not dim"))
+    for key, value in fields.items():
+        if key not in _HIDDEN:
+            text.append(f" {key}={value}", style="dim")
+    if "exception" in fields:
+        text.append(f"\n{fields['exception']}", style="red")
+    return told, text
+
+
+def stop(
+    run: Run,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", help="Longest wait for its end.")] = 120.0,
+    output_dir: OutputDir = "runs",
+) -> None:
+    """End a run as Ctrl-C does: agents hand back their episodes, checkpoints stay; wait for its end."""
+    found = find_run(run, output_dir)
+    holder = found.holder
+    if not holder:
+        raise ConfigError(f"{found.path} does not run: its state is {found.state()[0]}")
+    os.kill(holder, signal.SIGTERM)
+    deadline = time.monotonic() + timeout_s
+    while found.holder:
+        if time.monotonic() > deadline:
+            console.print(f"process {holder} has not ended within {timeout_s:g} s", style="red")
+            raise typer.Exit(1)
+        time.sleep(_POLL_S)
+    state, detail = found.state()
+    console.print(f"{found.path}: {state}" + (f" ({detail})" if detail else ""))

@@ -1,0 +1,189 @@
+"""`tailrace simulate`: a run on simulated engines, scheduled by the code that schedules real ones."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import typer
+from msgspec.structs import replace
+from rich.table import Table
+
+from tailrace.config import ConfigError
+from tailrace_cli.console import plain_console
+from tailrace_cli.simulation.records import Fault, SimSettings, Timeline
+from tailrace_cli.simulation.traces import load_trace
+from tailrace_cli.simulation.workload import BUILT_IN, Workload
+from tailrace_cli.simulation.world import World
+from tailrace_scheduler.core.streams.settings import EngineModel
+
+_SHOWN = {
+    "servers": "servers",
+    "efficiency": "efficiency",
+    "attainment": "attainment",
+    "masked": "masked",
+    "thrown": "thrown",
+    "length_bias": "length bias",
+    "group_p50_s": "group p50 s",
+    "group_p99_s": "group p99 s",
+    "reprefill": "re-prefill",
+    "preemptions": "preemptions",
+    "learner_idle": "learner idle",
+    "seconds_per_step": "s a step",
+    "trained_tokens_per_s": "tokens/s",
+}
+_PERCENT = {
+    "efficiency", "attainment", "masked", "thrown", "length_bias", "reprefill", "learner_idle",
+}  # fmt: skip
+
+
+WorkloadName = Annotated[
+    Literal["logn", "pareto", "agent"],
+    typer.Option(help="One turn of lognormal or Pareto length, or many turns with tools."),
+]
+Trace = Annotated[
+    Path | None, typer.Option(help="Workload from a file: replay CSV, groups or quantiles in JSON.")
+]
+TraceScale = Annotated[float, typer.Option(help="Multiplies the tokens of the trace.")]
+Servers = Annotated[str, typer.Option(help="Inference servers; several: 8,64,512.")]
+Episodes = Annotated[int, typer.Option(help="Episodes per server and optimizer step.")]
+GroupsPerStep = Annotated[
+    int, typer.Option(help="Groups of a step on every size of cluster; 0: by --episodes.")
+]
+GroupSize = Annotated[int, typer.Option(help="Episodes of a group.")]
+MaxStaleness = Annotated[int, typer.Option(help="As in an experiment.")]
+MinValid = Annotated[int, typer.Option(help="Members that a group needs to close early.")]
+Policy = Annotated[
+    Literal["mask", "drop", "wait", "close", "auto"], typer.Option(help="Of old groups.")
+]
+Rho = Annotated[float, typer.Option(help="Learner time against engine time of a group.")]
+LearnerTokensPerS = Annotated[
+    float, typer.Option(help="Context tokens that the learner trains a second; 0: by --rho.")
+]
+KvTokens = Annotated[int, typer.Option(help="KV capacity of a server.")]
+MaxRunning = Annotated[int, typer.Option(help="Requests that a server decodes at once.")]
+HostKvTokens = Annotated[int, typer.Option(help="KV kept in host memory.")]
+EngineCosts = Annotated[
+    Path | None, typer.Option(help="Measured costs a_s, c_s, d_s, e_s, restore_s as JSON.")
+]
+Slow = Annotated[float, typer.Option(help="Slowness of server 0, for example 5.")]
+Fails = Annotated[bool, typer.Option("--fails", help="Server 0 fails every call.")]
+WarmupSteps = Annotated[int, typer.Option(help="Steps before the measurement.")]
+Steps = Annotated[int, typer.Option(help="Measured steps.")]
+Seed = Annotated[int, typer.Option(help="Of the workload.")]
+To = Annotated[Path | None, typer.Option(help="Folder for result.json and pictures.")]
+
+
+class Simulated(NamedTuple):
+    """Result of the command. `to`: the folder for it, if one was named."""
+
+    to: Path | None
+    rows: list[dict[str, Any]]  # measures of each size of cluster
+    timelines: list[Timeline]  # of the engines, by row
+
+
+def simulate(
+    workload: WorkloadName = "agent",
+    trace: Trace = None,
+    trace_scale: TraceScale = 1.0,
+    servers: Servers = "8",
+    episodes: Episodes = 64,
+    groups_per_step: GroupsPerStep = 0,
+    group_size: GroupSize = 16,
+    max_staleness: MaxStaleness = 4,
+    min_valid: MinValid = 8,
+    policy: Policy = "auto",
+    rho: Rho = 0.9,
+    learner_tokens_per_s: LearnerTokensPerS = 0.0,
+    kv_tokens: KvTokens = 500_000,
+    max_running: MaxRunning = 256,
+    host_kv_tokens: HostKvTokens = 0,
+    engine: EngineCosts = None,
+    slow: Slow = 1.0,
+    fails: Fails = False,
+    warmup_steps: WarmupSteps = 4,
+    steps: Steps = 10,
+    seed: Seed = 1,
+    to: To = None,
+) -> Simulated:
+    """Simulate training on clusters of these sizes and print the measures of each."""
+    chosen = load_trace(trace, trace_scale) if trace else BUILT_IN[workload]
+    sizes = {"kv_tokens": kv_tokens, "max_running": max_running, "host_kv_tokens": host_kv_tokens}
+    every = SimSettings(
+        group_size=group_size,
+        max_staleness=max_staleness,
+        min_valid=min(min_valid, group_size),
+        policy=policy,
+        rho=rho,
+        learner_tokens_per_s=learner_tokens_per_s,
+        engine=_engine(chosen, _costs(engine) | sizes),
+        faults=(Fault(0, slow, fails),) if slow != 1.0 or fails else (),
+        warmup_steps=warmup_steps,
+        steps=steps,
+        seed=seed,
+    )
+    done = Simulated(to, [], [])
+    for count in _counts(servers):
+        groups = groups_per_step or _groups(episodes, count, group_size)
+        world = World(replace(every, servers=count, groups_per_step=groups), chosen)
+        done.rows.append({"servers": count} | world.run())
+        done.timelines.append(world.timeline)
+    plain_console().print(_table(done.rows, f"{chosen.name}, policy {policy}, seed {seed}"))
+    if to is not None:
+        to.mkdir(parents=True, exist_ok=True)
+        (to / "result.json").write_text(json.dumps(done.rows, indent=1), encoding="utf-8")
+    return done
+
+
+def _engine(workload: Workload, values: dict[str, Any]) -> EngineModel:
+    model = EngineModel(**values)
+    if workload.context_limit > model.kv_tokens:
+        raise ConfigError(
+            f"--kv-tokens {model.kv_tokens}: the longest episode of {workload.name} has "
+            f"{workload.context_limit} tokens; set it to at least that"
+        )
+    return model
+
+
+def _groups(episodes: int, servers: int, group_size: int) -> int:
+    """Return the groups of a step that give each server this number of episodes."""
+    groups = round(episodes * servers / group_size)
+    if groups < 1:
+        raise ConfigError(f"--episodes {episodes}: gives no group of {group_size} a step; raise it")
+    return groups
+
+
+def _counts(servers: str) -> list[int]:
+    parts = [one.strip() for one in servers.split(",")]
+    if not all(one.isdigit() and int(one) > 0 for one in parts):
+        raise ConfigError(f"--servers {servers}: must be positive numbers with commas between, as 8,64")
+    return [int(one) for one in parts]
+
+
+def _costs(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    known = ("a_s", "c_s", "d_s", "e_s", "restore_s")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--engine {path}: {error}; give a JSON object of {', '.join(known)}"
+        ) from None
+    wrong = [key for key in content if key not in known or not content[key] > 0]
+    if wrong:
+        raise ConfigError(f"--engine {path}: {', '.join(wrong)}: give positive {', '.join(known)} only")
+    return dict(content)
+
+
+def _table(rows: list[dict[str, Any]], title: str) -> Table:
+    table = Table(title=title, box=None, pad_edge=False)
+    table.add_column("")
+    for _ in rows:
+        table.add_column("", justify="right")
+    for key, name in _SHOWN.items():
+        table.add_row(name, *(_cell(key, row[key]) for row in rows))
+    return table
+
+
+def _cell(key: str, value: float) -> str:
+    return f"{100 * value:.1f}%" if key in _PERCENT else f"{value:,.0f}"

@@ -1,0 +1,142 @@
+"""`tailrace train seed=1,2,3`: a run for each choice of values, one after another or `--jobs` at once.
+
+Every run is a `tailrace train` of its own, named after the experiment and its values. With one job its
+output is the terminal's; with more it goes to `<output_dir>/<run>.log`.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from rich.console import Console
+
+from tailrace.config import ConfigError
+from tailrace_cli.cluster.supervisor import prepare_child
+from tailrace_cli.commands.runs import runs_table
+from tailrace_cli.experiment import load
+from tailrace_cli.reporting.pages import write_comparison
+from tailrace_cli.run_folders import RunFolder
+from tailrace_cli.validation import check_experiment
+
+INTERRUPTED = 130
+
+
+class SweepRun(NamedTuple):
+    """One run of a sweep: what its name gets, and all its overrides."""
+
+    suffix: str
+    overrides: tuple[str, ...]
+
+
+def sweep_runs(overrides: Sequence[str]) -> list[SweepRun]:
+    """Runs for every combination of the values of `a=1,2 b=range(3)`; empty: nothing is swept."""
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException:  # composing the experiment names the mistake
+        return []
+    if not any(each.is_sweep_override() for each in parsed):
+        return []
+    choices: list[list[tuple[str, str]]] = []  # (suffix, override) of each override
+    for given, override in zip(overrides, parsed, strict=True):
+        if not override.is_sweep_override():
+            choices.append([("", given)])
+            continue
+        key = str(override.key_or_group)
+        if key == "exp_name":
+            raise ConfigError(f"{given}: runs are named after the swept values; sweep another key")
+        name = key.rpartition(".")[2]
+        values = map(str, override.sweep_string_iterator())
+        choices.append([(f"_{name}{_safe(value)}", f"{key}={value}") for value in values])
+    combined = [
+        SweepRun("".join(suffix for suffix, _ in parts), tuple(text for _, text in parts))
+        for parts in itertools.product(*choices)
+    ]
+    if len({run.suffix for run in combined}) < len(combined):
+        raise ConfigError(f"{' '.join(overrides)}: two runs of the sweep would have one name")
+    return combined
+
+
+def _safe(value: str) -> str:
+    return re.sub(r"[^A-Za-z0-9-]+", "-", value).rstrip("-")
+
+
+def commands_of(
+    path: Path, runs: Sequence[SweepRun], options: Sequence[str]
+) -> list[tuple[RunFolder, list[str]]]:
+    """Folder and words of the command of each run of the experiment at `path`; checks all of them."""
+    commands = []
+    for one in runs:
+        name = f"{load(path, one.overrides).run.exp_name}{one.suffix}"
+        words = [*one.overrides, f"exp_name={name}"]
+        experiment = load(path, words)
+        check_experiment(experiment)
+        commands.append((RunFolder(experiment.run.run_dir), ["train", str(path), *words, *options]))
+    return commands
+
+
+def sweep(
+    runs: Sequence[tuple[RunFolder, Sequence[str]]], num_jobs: int, output_dir: Path, console: Console
+) -> int:
+    """Run `tailrace` with the words of each run, compare the runs; returns the exit code."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    codes = asyncio.run(_run_all(runs, num_jobs, output_dir, console))
+    begun = [run for run, _ in runs if (run.path / "config.yaml").is_file()]
+    if begun:
+        console.print(runs_table(begun))
+        page = write_comparison(begun, output_dir / "comparison.html")
+        console.print(f"comparison: {page}", soft_wrap=True)
+    if INTERRUPTED in codes or len(codes) < len(runs):
+        console.print("interrupted: the same command with resume_from_checkpoint=true continues")
+        return INTERRUPTED
+    return max(codes, default=0)
+
+
+async def _run_all(
+    runs: Sequence[tuple[RunFolder, Sequence[str]]], num_jobs: int, output_dir: Path, console: Console
+) -> list[int]:
+    """Exit codes of the runs that were started."""
+    room, interrupted = asyncio.Semaphore(num_jobs), asyncio.Event()
+    children: set[asyncio.subprocess.Process] = set()
+    codes: list[int] = []
+
+    def interrupt() -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            for child in children:
+                with contextlib.suppress(ProcessLookupError):
+                    child.send_signal(signal.SIGTERM)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, interrupt)
+
+    async def play(place: int, run: RunFolder, words: Sequence[str]) -> None:
+        async with room:
+            if interrupted.is_set():
+                return
+            log = output_dir / f"{run.path.name}.log" if num_jobs > 1 else None
+            where = f"; output in {log}" if log else ""
+            console.print(f"run {place} of {len(runs)}: {run.path.name}{where}", soft_wrap=True)
+            with log.open("wb") if log else contextlib.nullcontext() as output:
+                child = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "tailrace", *words,
+                    stdout=output, stderr=output,
+                    start_new_session=True,  # Ctrl-C reaches this process, which passes it on
+                    preexec_fn=prepare_child,
+                )  # fmt: skip
+                children.add(child)
+                code = await child.wait()
+            children.discard(child)
+            codes.append(code)
+            if code:
+                console.print(f"run {run.path.name} ended with exit code {code}", style="red")
+
+    await asyncio.gather(*(play(place, *each) for place, each in enumerate(runs, 1)))
+    return codes

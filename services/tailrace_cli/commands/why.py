@@ -1,0 +1,96 @@
+"""`tailrace why`: the critical path of a run or of one episode, from its `events.jsonl`."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from tailrace.config import ConfigError
+from tailrace_cli.run_folders import find_run
+from tailrace_cli.why.causes import REMEDIES, Cause
+from tailrace_cli.why.path import PathPart, path_of_episode, path_of_run
+from tailrace_cli.why.timeline import Timeline, timeline_of
+from tailrace_protos.event import Event
+
+_NUM_CAUSES = 3
+
+
+def why(run: str, episode_id: str, output_dir: str, console: Console) -> None:
+    """Prints seconds and share by cause, and the largest causes with the settings that move them.
+
+    `run` is a name, a directory or an `events.jsonl`.
+    """
+    timeline = timeline_of(_events(_log_of(run, output_dir)))
+    if not episode_id:
+        _show(path_of_run(timeline), f"{run}: {timeline.ended - timeline.began:.1f} s", console)
+        return
+    try:
+        path = path_of_episode(timeline, episode_id)
+    except KeyError:
+        raise ConfigError(
+            f"--episode {episode_id}: {run} has no settled episode of this name"
+            f"{_example(timeline)}; ids are in its events.jsonl"
+        ) from None
+    episode = timeline.episodes[episode_id]
+    _show(path, f"{episode_id}: {episode.outcome}, {episode.num_turns} turns", console)
+
+
+def _log_of(run: str, output_dir: str) -> Path:
+    file = Path(run).expanduser()
+    for found in (file, file / "events.jsonl"):
+        if found.is_file():
+            return found
+    path = find_run(run, output_dir).path / "events.jsonl"
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist: nothing has happened yet in run {run}")
+    return path
+
+
+def _events(path: Path) -> Iterator[Event]:
+    """Yields the events of a log; a torn last line (the writer was killed) is left out."""
+    decoder = msgspec.json.Decoder(Event)
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield decoder.decode(line)
+            except msgspec.DecodeError as error:
+                raise ConfigError(f"{path}:{number} is no event of this Tailrace: {error}") from error
+
+
+def _example(timeline: Timeline) -> str:
+    first = next(iter(timeline.episodes), "")
+    return f" (one of its {len(timeline.episodes)} is {first})" if first else ""
+
+
+def _show(path: Sequence[PathPart], title: str, console: Console) -> None:
+    by_cause = Counter[Cause]()
+    for part in path:
+        by_cause[part.cause] += part.seconds  # type: ignore[assignment]  # counts in seconds
+    whole = sum(by_cause.values())
+    if not whole:
+        raise ConfigError(f"{title}: nothing has happened yet")
+    table = Table(title=title, title_justify="left")
+    table.add_column("cause")
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("meaning")
+    for cause, seconds in by_cause.most_common():
+        share = f"{100 * seconds / whole:.0f}%"
+        table.add_row(cause.value, f"{seconds:.1f}", share, REMEDIES[cause].meaning)
+    console.print(table)
+    for place, (cause, _) in enumerate(by_cause.most_common(_NUM_CAUSES), 1):
+        for line in _advice(place, cause, path):
+            console.print(line, soft_wrap=True)
+
+
+def _advice(place: int, cause: Cause, path: Sequence[PathPart]) -> Iterator[str]:
+    longest = max((part for part in path if part.cause is cause), key=lambda part: part.seconds)
+    at = f" (longest: {longest.seconds:.1f} s, {longest.place})" if longest.place else ""
+    remedy = REMEDIES[cause]
+    yield f"{place}. {cause.value}{at}: {remedy.advice}"
+    yield f"   settings: {', '.join(remedy.keys)}"

@@ -1,0 +1,91 @@
+"""Record of how a run was started: `launch.json` has one entry for each start, with versions."""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import tailrace
+from tailrace.store.connection import without_credentials
+
+FILE = "launch.json"
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "vllm",
+    "sglang",
+    "peft",
+    "numpy",
+    "msgspec",
+    "nats-py",
+    "redis",
+    "pyzmq",
+)
+_GIT_TIMEOUT_S = 5.0
+
+
+def record_launch(run_dir: Path, folder: Path) -> None:
+    """Append an entry to the run's `launch.json`; `folder` holds the experiment file."""
+    entry = {
+        "unix_s": time.time(),
+        "command": command_line(sys.argv),
+        "folder": os.getcwd(),
+        "commit": commit_of(folder),
+        "machine": f"{platform.node()}, {os.cpu_count()} processors, {platform.platform()}",
+        "versions": {
+            "tailrace": tailrace.__version__,
+            "python": platform.python_version(),
+            **_versions(),
+        },
+    }
+    (run_dir / FILE).write_text(json.dumps([*read_launches(run_dir), entry], indent=1) + "\n")
+
+
+def read_launches(run_dir: Path) -> list[dict[str, Any]]:
+    """Entries of a run, oldest first; none before its first start."""
+    path = run_dir / FILE
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """The command as one types it, without credentials in addresses."""
+    program, *others = arguments
+    name = Path(program).name
+    name = "tailrace" if name in ("tailrace", "__main__.py") else name
+    return shlex.join(
+        [name, *(without_credentials(each) if "://" in each else each for each in others)]
+    )
+
+
+def commit_of(folder: Path) -> str:
+    """Commit of the repository around a folder, and whether files were changed; empty: none."""
+    commit = _git(folder, "rev-parse", "--short=12", "HEAD")
+    return f"{commit}, with changes" if commit and _git(folder, "status", "--porcelain") else commit
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):  # no git, no repository, or one that is too slow
+        return ""
+    return done.stdout.strip()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

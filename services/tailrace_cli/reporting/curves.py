@@ -1,0 +1,78 @@
+"""Curves of runs as data for the page's script: panels of metric keys, and values by step and time."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace_cli.summary import Row
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture: its title, and metric keys by label."""
+
+    title: str
+    keys: Mapping[str, str]
+
+
+_SAMPLED, _GREEDY = "eval/success_rate", "eval/greedy/success_rate"
+_TRAINING = "success_rate"
+PANELS = (
+    Panel(
+        "Success rate",
+        {"held-out, sampled": _SAMPLED, "held-out, greedy": _GREEDY, "training": _TRAINING},
+    ),
+    Panel("Reward per episode", {"mean": "reward_mean", "standard deviation": "reward_std"}),
+    Panel("Loss", {"loss": "loss"}),
+    Panel("Entropy of the policy, nats per token", {"entropy": "entropy"}),
+    Panel("Staleness of trained tokens, steps", {"mean": "staleness_mean", "maximum": "staleness_max"}),
+    Panel(
+        "Learner against inference log-probabilities, nats per token",
+        {"same weights": "mismatch_kl", "all tokens": "behaviour_kl"},
+    ),
+    Panel("Trained tokens per second", {"tokens/s": "tokens_per_s"}),
+    Panel("Gradient norm", {"policy": "grad_norm", "critic": "critic_grad_norm"}),
+    Panel("Divergence from the reference", {"nats per token": "kl", "its weight": "kl_coef"}),
+    Panel("Critic", {"loss": "value_loss", "explained variance": "explained_variance"}),
+)
+COMPARED = (
+    Panel("Held-out success, sampled", {"": _SAMPLED}),
+    Panel("Held-out success, greedy", {"": _GREEDY}),
+    Panel("Success in training", {"": _TRAINING}),
+    Panel("Reward per episode", {"": "reward_mean"}),
+    Panel("Loss", {"": "loss"}),
+    Panel("Entropy of the policy, nats per token", {"": "entropy"}),
+    Panel("Staleness of trained tokens, mean, steps", {"": "staleness_mean"}),
+    Panel("Log-probabilities, learner against inference, nats", {"": "behaviour_kl"}),
+    Panel("Trained tokens per second", {"": "tokens_per_s"}),
+    Panel("Gradient norm", {"": "grad_norm"}),
+)
+
+
+def curves(runs: Mapping[str, Sequence[Row]], panels: Sequence[Panel]) -> list[dict[str, Any]]:
+    """Panels with at least one value; each has a table [step, time, values ...] of every run.
+
+    Series of several runs are named after them.
+    """
+    return [drawn for panel in panels if (drawn := _panel(panel, runs))["tables"]]
+
+
+def _panel(panel: Panel, runs: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
+    tables, labels = [], []
+    for run, rows in runs.items():
+        by_step = {row["step"]: row for row in rows}  # a resumed run has some steps twice
+        ordered = [by_step[step] for step in sorted(by_step, key=lambda step: float(step or 0))]
+        columns = {label: [_number(row, key) for row in ordered] for label, key in panel.keys.items()}
+        shown = {
+            label: values for label, values in columns.items() if any(v is not None for v in values)
+        }
+        if shown:
+            axes = [[_number(row, axis) for row in ordered] for axis in ("step", "time_s")]
+            tables.append({"axes": axes, "values": list(shown.values())})
+            labels += [run if len(runs) > 1 else label for label in shown]
+    return {"title": panel.title, "labels": labels, "tables": tables}
+
+
+def _number(row: Row, key: str) -> float | None:
+    value = row.get(key)
+    return value if isinstance(value, int | float) else None

@@ -1,0 +1,124 @@
+"""The simulated learner: which groups it asks for, how long it trains them, and the tally of tokens.
+
+A token is trained if it is at most `max_staleness` steps old when the learner takes its group.
+"""
+
+from tailrace_cli.simulation.measures import Tally, Tokens
+from tailrace_cli.simulation.records import SimEpisode, SimGroup, SimSettings
+from tailrace_cli.simulation.workload import EpisodePlan, natural_tokens
+
+
+class SimLearner:
+    """Takes one group after the other until the slots of a step are full."""
+
+    def __init__(self, settings: SimSettings, capacity: float) -> None:
+        self._settings = settings
+        self._capacity = capacity
+        self.version = 0
+        self.tally = Tally()
+        self.may_select = True  # something changed since the last look
+        self._slots = settings.groups_per_step
+        self._is_busy = False
+        self._step_tokens = 0.0
+        self._step_path_s = 0.0
+
+    def slots_to_fill(self, num_ready: int) -> int:
+        """Return the slots to select groups for now; 0 while it trains or has looked already."""
+        if self._is_busy or self._slots == 0 or not self.may_select:
+            return 0
+        self.may_select = False
+        if self._settings.synchronous and num_ready < self._slots:
+            return 0
+        return self._slots
+
+    def take(self, group: SimGroup) -> float:
+        """Begin to train a group; returns the seconds that it takes."""
+        self._slots -= 1
+        self._is_busy = True
+        took_s = self._duration_s(self._count(group))
+        self.tally.learner_s += took_s
+        return took_s
+
+    def trained(self) -> bool:
+        """End the training of a group; True if it was the last of the step."""
+        self._is_busy, self.may_select = False, True
+        return self._slots == 0
+
+    def finish_step(self) -> int:
+        """Begin the next version; returns the tokens that the step trained."""
+        tokens = int(self._step_tokens)
+        self.version += 1
+        self.tally.steps += 1
+        self.tally.paths_s.append(self._step_path_s)
+        self._slots, self._step_tokens, self._step_path_s = self._settings.groups_per_step, 0.0, 0.0
+        return tokens
+
+    def throw(self, episode: SimEpisode) -> None:
+        """Count the tokens of an episode as thrown away."""
+        self.tally.thrown += sum(end - start for _, start, end, _ in episode.spans)
+        episode.spans = []
+
+    def count_natural(self, group: SimGroup) -> None:
+        """Count the tokens that a trained or dropped group would have if nothing were cut."""
+        self.tally.natural += sum(natural_tokens(one.plan) for one in group.episodes)
+        self.tally.num_natural += len(group.episodes)
+
+    def _count(self, group: SimGroup) -> Tokens:
+        """Add a group's valid members to the tally; returns all of their tokens, masked ones too."""
+        everything = Tokens()
+        valid = [one for one in group.episodes if one.outcome == "valid"]
+        for episode in valid:
+            whole, kept = self._tokens(episode)
+            everything.add(whole)
+            self.tally.trained.add(kept)
+            self.tally.masked += whole.sampled - kept.sampled
+            self.tally.lengths += natural_tokens(episode.plan)
+            self.tally.num_lengths += 1
+            self._step_tokens += kept.sampled
+        self._step_path_s = max([self._step_path_s, *(self._solo_s(one.plan) for one in valid)])
+        self.count_natural(group)
+        return everything
+
+    def _tokens(self, episode: SimEpisode) -> tuple[Tokens, Tokens]:
+        """Return the tokens of an episode, and those of them that are trained."""
+        whole, kept = Tokens(), Tokens()
+        oldest = self.version - self._settings.max_staleness
+        for engine, start, end, context in episode.spans:
+            bumps = engine.bump_steps
+            for version in range(self.version, -1, -1):
+                begin = max(start, bumps[version])
+                if begin < end:
+                    age = self.version - version
+                    self.tally.ages[age] = self.tally.ages.get(age, 0.0) + end - begin
+                    part = _part(begin - start, end - start, context)
+                    whole.add(part)
+                    if version >= oldest:
+                        kept.add(part)
+                    end = begin
+                if end <= start:
+                    break
+        whole.prefilled = episode.context - whole.sampled
+        kept.prefilled = whole.prefilled if kept.sampled else 0.0
+        return whole, kept
+
+    def _duration_s(self, tokens: Tokens) -> float:
+        rate = self._settings.learner_tokens_per_s
+        if rate > 0:
+            return (tokens.sampled + tokens.prefilled) / rate
+        return self._settings.rho * tokens.work_s(self._settings.engine) / self._capacity
+
+    def _solo_s(self, plan: EpisodePlan) -> float:
+        """Return the latency of an episode that has a server to itself."""
+        model, context, total = self._settings.engine, 0, 0.0
+        for new, out, tool_s in plan:
+            total += model.e_s * new + tool_s
+            context += new
+            total += out * (model.a_s + model.c_s + model.d_s * (context + out / 2))
+            context += out
+        return total
+
+
+def _part(begin: int, end: int, context: int) -> Tokens:
+    """Return the sum over the sampled tokens `begin` to `end` of a turn with this context."""
+    tokens = end - begin
+    return Tokens(tokens, tokens * (context + (begin + end) / 2))

@@ -1,0 +1,82 @@
+"""Measures of a simulated run: work bound, efficiency, attainment, waste, ages, latencies."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tailrace_scheduler.core.streams.settings import EngineModel
+
+
+@dataclass(slots=True)
+class Tokens:
+    """Sums over tokens: sampled, their context lengths, prefilled once."""
+
+    sampled: float = 0.0
+    context_sum: float = 0.0
+    prefilled: float = 0.0
+
+    def add(self, other: "Tokens") -> None:
+        """Add another sum."""
+        self.sampled += other.sampled
+        self.context_sum += other.context_sum
+        self.prefilled += other.prefilled
+
+    def work_s(self, model: EngineModel) -> float:
+        """Return the work bound W."""
+        return model.work_s(self.prefilled, self.sampled, self.context_sum)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums of the measured window; the world adds to it."""
+
+    trained: Tokens = field(default_factory=Tokens)
+    masked: float = 0.0
+    thrown: float = 0.0
+    lengths: float = 0.0  # of trained members
+    num_lengths: int = 0
+    natural: float = 0.0  # of all members of groups that were trained or dropped
+    num_natural: int = 0
+    ages: dict[int, float] = field(default_factory=dict)
+    latencies_s: list[float] = field(default_factory=list)
+    paths_s: list[float] = field(default_factory=list)  # longest solo latency of each step
+    learner_s: float = 0.0  # busy
+    steps: int = 0
+
+
+def summary(
+    tally: Tally,
+    elapsed_s: float,
+    capacity: float,
+    model: EngineModel,
+    staleness: int,
+    engines: dict[str, float],
+) -> dict[str, Any]:
+    """Return the measures of one run; `capacity` is the sum of engine speeds."""
+    work_s = tally.trained.work_s(model)
+    steps = max(tally.steps, 1)
+    sampled = tally.trained.sampled + tally.masked + tally.thrown
+    path_s = float(np.mean(tally.paths_s)) / (staleness + 1) if tally.paths_s else 0.0
+    bound_s = max(work_s / steps / capacity, tally.learner_s / steps, path_s)
+    natural = tally.natural / max(tally.num_natural, 1)
+    engine_s = max(elapsed_s * capacity, 1e-9)
+    latencies = tally.latencies_s or [0.0]
+    return {
+        "efficiency": work_s / engine_s,
+        "attainment": bound_s * steps / max(elapsed_s, 1e-9),
+        "masked": tally.masked / max(sampled, 1.0),
+        "thrown": tally.thrown / max(sampled, 1.0),
+        "length_bias": tally.lengths / max(tally.num_lengths, 1) / max(natural, 1e-9),
+        "group_p50_s": float(np.quantile(latencies, 0.5)),
+        "group_p99_s": float(np.quantile(latencies, 0.99)),
+        "reprefill": engines["reprefill_s"] / engine_s,
+        "prefill": engines["prefill_s"] / engine_s,
+        "decode": engines["decode_s"] / engine_s,
+        "preemptions": engines["preempted"],
+        "learner_idle": 1.0 - tally.learner_s / max(elapsed_s, 1e-9),
+        "seconds_per_step": elapsed_s / steps,
+        "trained_tokens_per_s": tally.trained.sampled / max(elapsed_s, 1e-9),
+        "steps": tally.steps,
+        "ages": {str(age): n / max(sampled, 1.0) for age, n in sorted(tally.ages.items())},
+    }

@@ -1,0 +1,131 @@
+"""All inference servers: their reports, their speed against the median, their health, their use.
+
+A server that mostly fails is suspended. After that it gets nothing but probes until one succeeds, so
+that a server that fails fast, and is therefore idle, attracts no work.
+"""
+
+import math
+from statistics import median
+
+from msgspec.structs import replace
+
+from tailrace_scheduler.core.health import CallHistory
+from tailrace_scheduler.core.streams.events import CallsReported, ServerReport
+from tailrace_scheduler.core.streams.records import StreamServer
+from tailrace_scheduler.core.streams.settings import EngineModel
+
+SPEED_NEW = 0.2  # weight of a new measurement
+SPEEDS_EVERY_S = 2.0
+PROBE_AGAIN_S = 10.0
+
+
+class ServerBook:
+    """Servers by id."""
+
+    def __init__(self, model: EngineModel) -> None:
+        self._model = model
+        self.servers: dict[str, StreamServer] = {}
+        self._speeds_s = -math.inf
+        self._suspended: set[str] = set()
+        self._used = -1.0  # mean use of all servers while work waited; -1: not known
+
+    def report(self, event: ServerReport, now_s: float) -> StreamServer:
+        """Take a report; a server that is new or was gone joins."""
+        server = self.servers.get(event.server_id)
+        if server is None:
+            server = self.servers[event.server_id] = StreamServer(event.server_id, self._model)
+            server.clock_s = now_s
+        if server.gone:
+            server.gone = server.leaving = False
+        if server.incarnation != event.incarnation:  # another process has another history
+            server.calls = CallHistory()
+            self._suspended.discard(event.server_id)
+        self._size(server, event)
+        clock = server.tokens_at(now_s)
+        server.clock, server.clock_s = clock, now_s
+        server.incarnation, server.policy_version = event.incarnation, event.policy_version
+        server.num_running, server.kv_used = event.num_running, event.kv_used_tokens
+        server.num_waiting, server.num_preempted = event.num_waiting, event.num_preempted
+        server.recomputed += event.recomputed_tokens
+        if event.step_s > 0:
+            server.step_s = event.step_s
+            server.tokens_per_s = event.decode_share / event.step_s
+            predicted = server.model.step_s(event.num_running, event.kv_used_tokens)
+            server.raw_speed *= (predicted / event.step_s / server.raw_speed) ** SPEED_NEW
+        elif event.num_running == 0:
+            server.tokens_per_s = 0.0
+        if now_s - self._speeds_s >= SPEEDS_EVERY_S:
+            self._compare_speeds(now_s)
+        return server
+
+    def _size(self, server: StreamServer, event: ServerReport) -> None:
+        model = server.model
+        kv = event.kv_capacity_tokens or model.kv_tokens
+        running = event.max_running or model.max_running
+        host = event.host_kv_tokens
+        if (kv, running, host) != (model.kv_tokens, model.max_running, model.host_kv_tokens):
+            server.model = replace(model, kv_tokens=kv, max_running=running, host_kv_tokens=host)
+
+    def _compare_speeds(self, now_s: float) -> None:
+        self._speeds_s = now_s
+        present = [one for one in self.servers.values() if not one.gone]
+        middle = median(one.raw_speed for one in present)
+        for server in present:
+            server.speed = server.raw_speed / middle
+
+    def calls(self, event: CallsReported, now_s: float) -> StreamServer | None:
+        """Take outcomes of calls; may suspend a server or end its suspension."""
+        server = self.servers.get(event.server_id)
+        if server is not None:
+            server.calls.report(event.failures, event.successes, now_s)
+            if server.calls.on_probation:
+                self._suspended.add(server.server_id)
+            else:
+                self._suspended.discard(server.server_id)
+        return server
+
+    def to_probe(self, now_s: float) -> list[str]:
+        """Return suspended servers whose probe is due; counts as sending it."""
+        due = []
+        for server_id in self._suspended:
+            server = self.servers[server_id]
+            waits_s = server.calls.suspended_until_s
+            if now_s >= max(waits_s, server.probed_s + PROBE_AGAIN_S) and not server.gone:
+                server.probed_s = now_s
+                due.append(server_id)
+        return due
+
+    def next_probe_s(self) -> float:
+        """Return the time of the next probe; infinite if none is suspended."""
+        if not self._suspended:
+            return math.inf
+        suspended = (self.servers[one] for one in self._suspended)
+        return min(
+            (max(one.calls.suspended_until_s, one.probed_s + PROBE_AGAIN_S) for one in suspended),
+            default=math.inf,
+        )
+
+    def lost_rate(self, is_queue_waiting: bool) -> float:
+        """Return the engine seconds lost each second since no work waits for room (rule F)."""
+        present = [one for one in self.servers.values() if one.is_usable]
+        total = sum(one.speed for one in present)
+        used = sum(one.speed * min(_useful(one), 1.0) for one in present if one.num_running)
+        if total <= 0:
+            return 0.0
+        if is_queue_waiting:
+            share = used / total
+            self._used = share if self._used < 0 else self._used + 0.05 * (share - self._used)
+            return 0.0
+        normal = self._used if self._used >= 0 else 1.0
+        return max(0.0, normal * total - used)
+
+    @property
+    def mean_step_s(self) -> float:
+        """Return the mean step time of the servers that decode."""
+        steps = [one.step_s for one in self.servers.values() if one.step_s > 0 and not one.gone]
+        return sum(steps) / len(steps) if steps else self._model.a_s
+
+
+def _useful(server: StreamServer) -> float:
+    batch, kv = server.num_running, server.kv_used
+    return server.model.useful_s(batch, kv) / server.model.step_s(batch, kv)

@@ -1,0 +1,90 @@
+"""Bounded queue of finished spans, which a thread sends; the receiver may be slow, hang or be gone.
+
+Invariants: `put` never waits: a full queue drops and counts; `close` returns within its limit.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from tailrace import metrics
+from tailrace.log import get_logger
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+MAX_ITEMS = 4096
+MAX_BATCH = 256
+_INTERVAL_S = 1.0
+CLOSE_S = 3.0
+_CLOSE_FAILING_S = 0.2
+
+
+class BackgroundQueue(Generic[T]):
+    """Sends items in batches; `send` raises one of `errors` for a batch that was not taken."""
+
+    def __init__(
+        self,
+        name: str,
+        send: Callable[[list[T]], None],
+        errors: tuple[type[Exception], ...],
+        remedy: str,
+        max_items: int = MAX_ITEMS,
+        close_s: float = CLOSE_S,
+    ) -> None:
+        self._name = name
+        self._send = send
+        self._errors = errors
+        self._remedy = remedy
+        self._max_items = max_items
+        self._close_s = close_s
+        self._items: deque[T] = deque()
+        self._ending = threading.Event()
+        self._is_failing = False
+        self._sent, self._dropped, self._failed = (
+            metrics.SPANS.labels(name, result) for result in ("sent", "dropped", "failed")
+        )
+        metrics.QUEUED_SPANS.labels(name).set_function(lambda: len(self._items))
+        # A daemon: a receiver that hangs does not keep the process alive.
+        self._thread = threading.Thread(target=self._run, name=f"{name} spans", daemon=True)
+        self._thread.start()
+
+    def put(self, item: T) -> None:
+        """Takes one item, or drops it if the queue is full."""
+        if len(self._items) >= self._max_items:
+            self._dropped.inc()
+        else:
+            self._items.append(item)
+
+    def close(self) -> None:
+        """Sends the rest; what a slow receiver does not take in time is dropped."""
+        self._ending.set()
+        self._thread.join(_CLOSE_FAILING_S if self._is_failing else self._close_s)
+        if self._items:
+            self._dropped.inc(len(self._items))
+            log.warning("spans not sent", receiver=self._name, num_spans=len(self._items))
+
+    def _run(self) -> None:
+        while not self._ending.wait(_INTERVAL_S):
+            self._send_all()
+        self._send_all()
+
+    def _send_all(self) -> None:
+        while self._items:
+            batch = [self._items.popleft() for _ in range(min(MAX_BATCH, len(self._items)))]
+            try:
+                self._send(batch)
+            except self._errors as error:
+                self._failed.inc(len(batch))
+                if not self._is_failing:
+                    log.warning(
+                        "spans not taken", receiver=self._name, error=str(error), remedy=self._remedy
+                    )
+                self._is_failing = True
+                if self._ending.is_set():
+                    return
+            else:
+                self._sent.inc(len(batch))
+                self._is_failing = False

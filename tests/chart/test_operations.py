@@ -1,0 +1,148 @@
+"""Scaling, the end of a run, helm test, monitoring."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tailrace_inference.metrics import COUNTERS, GAUGES
+from tests.chart.conftest import (
+    CHART,
+    ROOT,
+    Render,
+    container_of,
+    experiment_of,
+)
+
+# Scaling
+
+
+@pytest.mark.parametrize("mode", ["metric", "keda", "hpa", "builtin"])
+def test_replicas_have_one_owner(mode: str, render: Render) -> None:
+    targets = {"agents": {"max_replicas": 4}, "inference-default": {"max_replicas": 2}}
+    scaling = {"enabled": True, "mode": mode, "prometheusUrl": "http://p"}
+    objects = render(
+        "laptop-cpu", {"autoscaling": scaling, "experiment": {"autoscaler": {"targets": targets}}}
+    )
+    owned = mode == "metric"
+    for key in (("Deployment", "demo-agents"), ("StatefulSet", "demo-inference-default")):
+        assert ("replicas" in objects[key]["spec"]) is owned
+    assert "replicas" in objects["Deployment", "demo-reward"]["spec"]
+    scalers = [kind for kind, _ in objects if kind in ("ScaledObject", "HorizontalPodAutoscaler")]
+    assert scalers == {"keda": ["ScaledObject"] * 2, "hpa": ["HorizontalPodAutoscaler"] * 2}.get(
+        mode, []
+    )
+    assert (("Role", "demo-autoscaler") in objects) is (mode == "builtin")
+    found = experiment_of(objects)["autoscaler"]
+    assert found["mode"] == mode
+    assert found["targets"]["agents"] == {
+        "kind": "Deployment",
+        "name": "demo-agents",
+        "max_replicas": 4,
+    }
+
+
+def test_keda_reads_the_work_queue_and_the_exported_number(render: Render) -> None:
+    scaling = {"enabled": True, "mode": "keda", "prometheusUrl": "http://prometheus:9090"}
+    change = {
+        "autoscaling": scaling,
+        "experiment": {"autoscaler": {"targets": {"agents": {"max_replicas": 9}}}},
+    }
+    spec = render("laptop-cpu", change)["ScaledObject", "demo-agents"]["spec"]
+    queue, prometheus = spec["triggers"]
+    assert queue["metadata"]["stream"] == "demo_EPISODES"
+    assert queue["metadata"]["natsServerMonitoringEndpoint"] == "demo-nats.team:8222"
+    assert prometheus["metadata"]["ignoreNullValues"] == "false"
+    assert 'target="agents"' in prometheus["metadata"]["query"]
+    assert spec["maxReplicaCount"] == 9
+
+
+def test_keda_reaches_the_monitor_of_nats_and_nobody_else_does(render: Render) -> None:
+    scaling = {"enabled": True, "mode": "keda", "prometheusUrl": "http://prometheus:9090"}
+
+    def monitor_rules(mode: str) -> list[dict[str, Any]]:
+        bounds = {"autoscaler": {"targets": {"agents": {"max_replicas": 9}}}}
+        objects = render("laptop-cpu", {"autoscaling": scaling | {"mode": mode}, "experiment": bounds})
+        rules = objects["NetworkPolicy", "demo-nats"]["spec"]["ingress"]
+        return [each["from"] for each in rules if each.get("ports") == [{"port": "monitor"}]]
+
+    operator = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
+    assert monitor_rules("keda") == [[operator]]
+    assert monitor_rules("metric") == []
+
+
+def test_without_autoscaling_nothing_of_it_is_there(render: Render) -> None:
+    assert not [key for key in render() if "autoscaler" in key[1] and key[0] != "Secret"]
+
+
+# Run and test
+
+
+def test_the_run_ends_and_takes_all_workloads_with_it(everything: Any) -> None:
+    (job,) = [each for (kind, _), each in everything.items() if kind == "Job"]
+    args = container_of(job)["args"]
+    stopped = set(args[args.index("--then-stop") + 1 :]) - {"-"}
+    running = {f"{kind}/{name}" for kind, name in everything if kind in ("Deployment", "StatefulSet")}
+    assert stopped == running
+    assert args.index("-") < args.index("StatefulSet/demo-nats")
+    (rule,) = job["spec"]["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"]["values"] == [1, 2]
+
+
+def test_a_changed_run_is_another_job(render: Render) -> None:
+    def name(*changes: dict[str, Any]) -> str:
+        (found,) = [name for kind, name in render("laptop-cpu", *changes) if kind == "Job"]
+        return found
+
+    assert name() == name()
+    assert name() != name({"experiment": {"max_steps": 9}})
+
+
+def test_helm_test_plays_one_episode(render: Render) -> None:
+    pod = render()["Pod", "demo-test"]
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    assert container_of(pod)["args"][-2:] == ["--until", "episode"]
+
+
+# Monitoring
+
+
+def test_monitoring_finds_every_service(everything: Any) -> None:
+    monitor = everything["PodMonitor", "demo-services"]["spec"]
+    assert monitor["podMetricsEndpoints"][0]["port"] == "metrics"
+    labels = everything["Deployment", "demo-agents"]["spec"]["template"]["metadata"]["labels"]
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_dashboards_are_config_maps_that_grafana_finds(everything: Any) -> None:
+    found = [
+        each for (kind, name), each in everything.items() if kind == "ConfigMap" and "dashboard" in name
+    ]
+    assert found
+    for each in found:
+        assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
+        for content in each["data"].values():
+            assert json.loads(content)["panels"]
+
+
+def test_alerts_are_rules_of_the_prometheus_operator(everything: Any) -> None:
+    rule = everything["PrometheusRule", "demo-alerts"]
+    alerts = [each["alert"] for group in rule["spec"]["groups"] for each in group["rules"]]
+    assert {"TailraceNoProgress", "TailraceDiskLow", "TailraceDrift"} <= set(alerts)
+
+
+def test_dashboards_and_alerts_ask_for_metrics_that_the_code_has() -> None:
+    code = "\n".join(
+        path.read_text() for folder in ("shared", "services") for path in (ROOT / folder).rglob("*.py")
+    )
+    names = set(re.findall(r'"(tailrace_[a-z0-9_]+)"', code))
+    names |= {
+        f"tailrace_inference_{name}" for name in (*GAUGES, *(name for name, _ in COUNTERS.values()))
+    }
+    for path in (*(CHART / "files" / "dashboards").glob("*.json"), CHART / "files" / "alerts.yaml"):
+        for name in re.findall(r"(tailrace_[a-z0-9_]+)[\[{)]", path.read_text()):
+            assert re.sub(r"_(total|bucket|count|sum)$", "", name) in names, f"{path.name}: {name}"

@@ -1,0 +1,80 @@
+"""Wrong values are refused before anything is made, with the key's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import helm_python
+import pytest
+
+from tests.chart.conftest import merged
+
+WRONG = {
+    "unknown key": ({"agent": {}}, "agent"),
+    "unknown key of a service": ({"agents": {"replica": 2}}, "replica"),
+    "mode": ({"mode": "batch"}, "mode"),
+    "negative replicas": ({"agents": {"replicas": -1}}, "replicas"),
+    "replicas as text": ({"reward": {"replicas": "two"}}, "replicas"),
+    "engine": ({"inference": {"pools": {"default": {"image": "trt"}}}}, "image"),
+    "pool name": ({"inference": {"pools": {"Big_Pool": {"replicas": 1}}}}, "Big_Pool"),
+    "digest": ({"image": {"digests": {"agents": "latest"}}}, "agents"),
+    "pull policy": ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+    "size": ({"nats": {"storage": "much"}}, "storage"),
+    "fsync": ({"redis": {"fsync": "no"}}, "fsync"),
+    "autoscaling mode": ({"autoscaling": {"mode": "magic"}}, "mode"),
+    "url": ({"nats": {"external": {"url": "host:4222"}}}, "url"),
+    "access mode": ({"storage": {"runs": {"accessModes": ["RWX"]}}}, "accessModes"),
+    "log level": ({"telemetry": {"logLevel": "loud"}}, "logLevel"),
+    "experiment: unknown key": ({"experiment": {"max_step": 3}}, "max_step"),
+    "experiment: type": ({"experiment": {"group_size": "eight"}}, "group_size"),
+    "experiment: section's unknown key": ({"experiment": {"learner": {"lr": 1}}}, "lr"),
+    "experiment: section's value": ({"experiment": {"inference": {"device": "tpu"}}}, "device"),
+    "experiment: nested": ({"experiment": {"learner": {"strategy_args": {"ranks": 2}}}}, "ranks"),
+    "epochs": ({"experiment": {"num_epochs": 2}}, "num_epochs"),
+    "no run's name": ({"experiment": {"exp_name": ""}}, "exp_name"),
+    "standing without runs": ({"mode": "standing"}, "standing.runs"),
+    "run name": ({"mode": "standing", "standing": {"runs": ["a b"]}}, "runs"),
+    "both servers": (
+        {"servers": {"release": "x"}, "nats": {"external": {"url": "nats://a:4222"}}},
+        "servers.release",
+    ),
+    "brought secrets without servers": ({"credentials": {"existingSecrets": True}}, "existingSecrets"),
+    "short grace": ({"agents": {"terminationGracePeriodSeconds": 8}}, "terminationGracePeriodSeconds"),
+    "grace below the experiment's drain": (
+        {"experiment": {"inference": {"drain_s": 300}}},
+        "inference-default.terminationGracePeriodSeconds",
+    ),
+    "nodes": ({"learner": {"nodes": 2}}, "learner.nodes"),
+    "scaling without targets": ({"autoscaling": {"enabled": True}}, "experiment.autoscaler.targets"),
+    "scaling an unknown pool": (
+        {"autoscaling": {"enabled": True},
+         "experiment": {"autoscaler": {"targets": {"inference-big": {"max_replicas": 2}}}}},
+        "inference-big",
+    ),
+    "KEDA without Prometheus": (
+        {"autoscaling": {"enabled": True, "mode": "keda"},
+         "experiment": {"autoscaler": {"targets": {"sandbox": {"max_replicas": 2}}}}},
+        "autoscaling.prometheusUrl",
+    ),
+    "workflow without gateway": (
+        {"experiment": {"agents": {"workflow": {"agent": "m.Agent"}}}}, "gateway.enabled",
+    ),
+    "GPU for a CPU engine": ({"inference": {"pools": {"default": {"gpus": 1}}}}, "gpus"),
+    "two sources of code": (
+        {"userCode": {"git": {"url": "u", "image": "i"}, "image": {"name": "n"}}}, "userCode",
+    ),
+    "git without image": ({"userCode": {"git": {"url": "u"}}}, "userCode.git.image"),
+    "ingress without host": (
+        {"gateway": {"enabled": True, "ingress": {"enabled": True}}}, "gateway.ingress.host",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_value_is_refused_by_the_name_of_its_key(
+    what: str, chart: helm_python.Chart, values: dict[str, dict[str, Any]]
+) -> None:
+    change, named = WRONG[what]
+    with pytest.raises(helm_python.HelmError) as refused:
+        chart.render(merged(values["laptop-cpu"], change), name="demo", namespace="team")
+    assert named in str(refused.value)

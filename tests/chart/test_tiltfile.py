@@ -1,0 +1,115 @@
+"""The Tiltfile, evaluated by Starlark with built-ins that record their calls."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from typing import Any
+
+import pytest
+import starlark
+import yaml
+
+from tests.chart.conftest import CHART, ROOT, Render, workloads
+
+
+class FakeTilt:
+    """Records the calls of Tilt's built-ins."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        module = starlark.Module()
+        for name in (
+            "docker_build", "k8s_yaml", "helm", "k8s_resource", "local_resource", "port_forward",
+            "link", "sync", "fall_back_on", "run", "allow_k8s_contexts", "define_string", "define_bool",
+        ):  # fmt: skip
+            module.add_callable(name, self._recorder(name))
+        module.add_callable("parse", lambda: settings)
+        module["TRIGGER_MODE_MANUAL"] = "manual"
+        source = (ROOT / "Tiltfile").read_text().replace("config.", "")  # no methods in this Starlark
+        dialect = starlark.Dialect.extended()
+        dialect.enable_top_level_stmt = True
+        parsed = starlark.parse("Tiltfile", source, dialect)
+        starlark.eval(module, parsed, starlark.Globals.extended_by([starlark.LibraryExtension.Print]))
+
+    def _recorder(self, name: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.calls.append((name, arguments, named))
+            return [name, *arguments, *([named] if named else [])]
+
+        return call
+
+    def of(self, name: str) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        return [(arguments, named) for called, arguments, named in self.calls if called == name]
+
+
+@pytest.fixture(scope="module")
+def tilt() -> FakeTilt:
+    return FakeTilt({})
+
+
+def test_every_image_of_the_chart_is_built_from_a_target_that_is_there(
+    tilt: FakeTilt, render: Render
+) -> None:
+    stages = [
+        line.split()[-1]
+        for line in (ROOT / "Dockerfile").read_text().splitlines()
+        if line.startswith("FROM ")
+    ]
+    built = {arguments[0]: named["target"] for arguments, named in tilt.of("docker_build")}
+    assert set(built.values()) <= set(stages)
+    images = {
+        container["image"].partition(":")[0]
+        for each in workloads(render())
+        for container in (each["spec"].get("template", each)["spec"]["containers"])
+    }
+    assert {image for image in images if image.startswith("tailrace-")} == set(built)
+
+
+def test_live_update_puts_the_packages_where_the_image_has_them(tilt: FakeTilt) -> None:
+    for _, named in tilt.of("docker_build"):
+        synced = [step[1:] for step in named["live_update"] if step[0] == "sync"]
+        assert ["shared", "/opt/tailrace/src"] in synced
+        assert ["services", "/opt/tailrace/src"] in synced
+        assert named["live_update"][0][0] == "fall_back_on"
+        module = re.search(r"python -m (\S+)", named["entrypoint"][2])
+        assert module is not None
+        assert importlib.util.find_spec(module[1]) is not None
+        for source, _ in synced:
+            assert (ROOT / source).is_dir()
+
+
+def test_the_chart_is_installed_with_the_cpu_values(tilt: FakeTilt) -> None:
+    ((arguments, named),) = tilt.of("helm")
+    assert ROOT / arguments[0] == CHART
+    assert "defaults.writableRoot=true" in named["set"]
+    (values,) = named["values"]
+    assert yaml.safe_load((ROOT / values).read_text())["experiment"]["exp_name"] == "demo"
+
+
+def test_each_workload_is_a_resource_with_links(tilt: FakeTilt, render: Render) -> None:
+    resources = {arguments[0]: named for arguments, named in tilt.of("k8s_resource")}
+    for each in workloads(render()):
+        if each["kind"] in ("Deployment", "StatefulSet"):
+            name = each["metadata"]["name"].replace("demo-", "tailrace-", 1)
+            assert name in resources
+            assert resources[name]["labels"]
+    assert resources["tailrace-agents"]["links"]
+    ports = [forward[1] for named in resources.values() for forward in named["port_forwards"]]
+    assert len(ports) == len(set(ports)), "two resources on one port"
+
+
+def test_buttons_wait_for_a_click(tilt: FakeTilt) -> None:
+    buttons = {arguments[0]: named for arguments, named in tilt.of("local_resource")}
+    assert {"kill agents", "tests", "submit experiment", "helm test"} <= set(buttons)
+    for named in buttons.values():
+        assert (named["trigger_mode"], named["auto_init"]) == ("manual", False)
+
+
+def test_settings_choose_values_context_and_gateway() -> None:
+    chosen = FakeTilt({"experiment": "mine.yaml", "context": "team", "gateway": True})
+    assert chosen.of("allow_k8s_contexts") == [(("team",), {})]
+    assert chosen.of("helm")[0][1]["values"] == ["mine.yaml"]
+    assert "gateway.enabled=true" in chosen.of("helm")[0][1]["set"]
+    assert "tailrace-gateway" in {arguments[0] for arguments, _ in chosen.of("docker_build")}
+    assert not FakeTilt({}).of("allow_k8s_contexts")

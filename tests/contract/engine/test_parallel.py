@@ -1,0 +1,23 @@
+"""One server on several devices: tensor parallelism, by two processes on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contract.engine.harness import ENGINE, TOLERANCE, Bench
+
+pytestmark = pytest.mark.skipif(ENGINE != "vllm", reason=f"not tried with the engine {ENGINE}")
+
+
+async def test_two_ranks_serve_the_weights_of_each_update() -> None:
+    bench = await Bench.start(tensor_parallel_size=2, max_running=8)
+    try:
+        for expected in (0, 1):
+            asked = await bench.one([5, 6, 7, 8 + expected], 24, seed=3)
+            assert asked.error is None
+            assert len(asked.new_ids) == 24
+            assert set(asked.versions()) == {bench.policy_version}
+            assert asked.drift(bench.model).max() < TOLERANCE
+            await bench.update()
+    finally:
+        await bench.engine.close()

@@ -1,0 +1,50 @@
+"""More calls than an engine runs at once, and keys and values that outlive an update."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailrace_protos.generation import FinishReason
+from tests.contract.engine.harness import ENGINE, MAX_LEN, TOLERANCE, Bench, all_ended
+
+NUM_RUNNING = 4
+
+
+async def test_an_update_with_a_queue_leaves_no_keys_of_old_weights_and_loses_no_call() -> None:
+    bench = await Bench.start(max_running=NUM_RUNNING, kv_cache_tokens=4096)
+    shared = [n % 60 for n in range(64)]
+    many = [bench.ask([*shared, n], 30, episode=f"e{n}") for n in range(3 * NUM_RUNNING)]
+    await many[0].begun.wait()
+    assert bench.engine.stats().num_waiting > 0
+    await bench.update()
+    await all_ended(many)
+    assert {asked.generation.finish_reason for asked in many} == {FinishReason.LENGTH}
+    for asked in many:
+        drifts = [asked.drift(model) for model in bench.models]
+        versions = asked.versions()
+        assert max(drifts[version][place] for place, version in enumerate(versions)) < TOLERANCE
+    assert many[-1].versions()[-1] == bench.policy_version
+    longest = await bench.one([5] * (MAX_LEN - 1), 9)
+    assert longest.generation.num_tokens == 1
+    assert longest.generation.finish_reason is FinishReason.LENGTH
+    await bench.engine.close()
+
+
+@pytest.mark.skipif(ENGINE == "hf", reason="it computes all keys again")
+async def test_kept_keys_serve_later_turns_of_their_version_and_are_counted() -> None:
+    bench = await Bench.start(kv_on_update="keep", max_running=NUM_RUNNING, kv_cache_tokens=4096)
+    prompt = [n % 60 for n in range(100)]
+    first = await bench.one(prompt, 20, episode="e")
+    second = await bench.one([*first.ids, 3], 10, episode="e")
+    assert second.generation.num_cached_tokens >= 64
+    held = bench.ask([7, 8, 9], 230)
+    await held.begun.wait()
+    await bench.update()
+    await all_ended([held])
+    assert set(held.versions()) == {0, 1}
+    stats = bench.engine.stats()
+    assert 0 < stats.num_stale_kv_tokens <= held.versions().count(1)
+    assert stats.num_recomputed_tokens == 0
+    fresh = await bench.one([6, 5, 4], 20)
+    assert fresh.drift(bench.model).max() < TOLERANCE
+    await bench.engine.close()

@@ -1,0 +1,41 @@
+"""A real run whose learner and servers take turns on the machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.audit import build_ledger, check_ledger
+from tests.e2e.runs import command, run
+
+NUM_STEPS = 4
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(400)
+def test_servers_sleep_in_each_step_and_nothing_is_lost(tmp_path: Path) -> None:
+    argv = command(
+        "train",
+        "colocated=true",
+        f"max_steps={NUM_STEPS}",
+        "eval_steps=2",
+        "save_steps=2",
+        "learner.warm_start.num_steps=5",
+        "cluster.num_inference_servers=2",
+        output_dir=tmp_path,
+        exp_name="turns",
+    )
+    result = run(argv, timeout_s=350.0)
+    assert result.returncode == 0, result.stdout + result.stderr
+    run_dir = tmp_path / "turns"
+    ledger = build_ledger(run_dir)
+    check_ledger(ledger)
+    assert ledger.last_step == NUM_STEPS
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    known = [row["mismatch_kl"] for row in rows if row["mismatch_kl"] is not None]
+    assert max(known) < 1e-6, "weights or keys changed in a sleep"
+    for number in range(2):
+        log = (run_dir / "logs" / f"inference-{number}.log").read_text()
+        assert log.count("woke up") >= NUM_STEPS, log[-2000:]

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# wheel.sh PYTHON: build the wheel and use it as a newcomer does, in an empty environment outside of the checkout.
+set -euo pipefail
+python=$1
+source=$(cd "$(dirname "$0")/../.." && pwd)
+home=$(mktemp -d)
+trap 'rm -rf "$home"' EXIT
+install() { "$home/env/bin/pip" install --quiet --disable-pip-version-check -c "$source/constraints.txt" "$@"; }
+expect() { # expect TEXT COMMAND...: the output holds the text
+    local text=$1 output
+    shift
+    output=$("$@" 2>&1) || true
+    [[ $output == *"$text"* ]] || { printf 'failed: %s\nexpected: %s\nprinted: %s\n' "$*" "$text" "$output"; exit 1; }
+    num_passed=$((num_passed + 1))
+}
+num_passed=0
+
+"$python" -m venv "$home/env"
+"$home/env/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$home/wheel" "$source"
+wheel=$(echo "$home"/wheel/tailrace-*.whl)
+cd "$home"
+install "$wheel"
+expect "'tailrace[cli]'" env/bin/tailrace train lake
+expect "0.1.0" env/bin/python -c 'import tailrace; print(tailrace.__version__)'
+install torch
+install "$wheel[all]"
+expect "tailrace 0.1.0" env/bin/tailrace --version
+expect "tailrace 0.1.0" env/bin/python -m tailrace --version
+expect "frozen_lake" env/bin/tailrace init
+expect "tailrace train frozen_lake" env/bin/tailrace init frozen_lake
+expect "valid" env/bin/tailrace validate frozen_lake
+expect "report.html" env/bin/tailrace train frozen_lake max_steps=2 eval_steps=2 save_steps=2 learner.warm_start.num_steps=20
+expect "step_2" ls runs/frozen_lake/checkpoints
+expect "finished" env/bin/tailrace status frozen_lake
+echo "$num_passed passed, 0 failed"

@@ -1,0 +1,203 @@
+"""The autoscaler's process against NATS and a fake API server: up, down, outages, modes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+from kubernetes import client
+from prometheus_client import REGISTRY
+
+from tailrace.bus import Bus
+from tailrace.clock import SystemClock
+from tailrace.config import Endpoints, RunConfig
+from tailrace.runtime import Args
+from tailrace_autoscaler import __main__ as process
+from tailrace_autoscaler.adapters.kubernetes_api import KubernetesWorkloads
+from tailrace_autoscaler.config import AutoscalerConfig, ScalingTarget
+from tailrace_autoscaler.core.signals import Signals
+from tailrace_autoscaler.handlers import Autoscaler
+from tailrace_protos import subjects
+from tailrace_protos.control import RunStatus, ServerStatus
+from tests.world.serving import eventually, serving
+
+TARGET = {"kind": "Deployment", "name": "demo-agents"}
+
+
+class FakeKubernetesApi:
+    """Answers `/scale` of Deployments and StatefulSets as an API server does; `is_down` answers 503."""
+
+    def __init__(self) -> None:
+        self.replicas = {"deployments/demo-agents": 1, "statefulsets/demo-inference-a": 1}
+        self.is_down = False
+        self.patches: list[tuple[str, int]] = []
+        self.num_requests = 0
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer(None)
+
+            def do_PATCH(self) -> None:
+                content = self.rfile.read(int(self.headers["Content-Length"]))
+                self._answer(json.loads(content)["spec"]["replicas"])
+
+            def _answer(self, replicas: int | None) -> None:
+                fake.num_requests += 1
+                key = "/".join(self.path.split("/")[6:8])
+                if fake.is_down:
+                    return self._send(503, {"message": "away"})
+                if key not in fake.replicas or not self.path.startswith(
+                    "/apis/apps/v1/namespaces/team/"
+                ):
+                    return self._send(404, {"message": "not found"})
+                if replicas is not None:
+                    fake.replicas[key] = replicas
+                    fake.patches.append((key, replicas))
+                scale = {"spec": {"replicas": fake.replicas[key]}, "status": {"replicas": 0}}
+                return self._send(200, {"kind": "Scale", "apiVersion": "autoscaling/v1"} | scale)
+
+            def _send(self, status: int, body: dict[str, Any]) -> None:
+                content = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        Thread(target=self._server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def client(self) -> Any:
+        configuration = client.Configuration(host=self.url)
+        configuration.retries = False
+        return client.ApiClient(configuration)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[FakeKubernetesApi]:
+    fake = FakeKubernetesApi()
+    yield fake
+    await asyncio.to_thread(fake.close)
+
+
+def status(episodes: int, **changes: Any) -> RunStatus:
+    values: dict[str, Any] = dict.fromkeys(RunStatus.__struct_fields__[:14], 0)
+    values |= dict.fromkeys(
+        ("reward_mean", "success_rate", "eval_success_rate", "staleness_mean", "tokens_per_s", "eta_s")
+    )
+    values |= {"num_episodes_running": episodes, "phase": "training"}
+    return RunStatus(**(values | changes))
+
+
+def server(busy_s: float, idle_s: float, server_id: str = "demo-inference-a-0") -> ServerStatus:
+    return ServerStatus(server_id, "ready", "", "", "h", 1, 1, 1, 1, 0, 0, idle_s, busy_s, 0.0)
+
+
+def make_service(run: str, endpoints: Endpoints, **section: Any) -> Any:
+    experiment = {"exp_name": run, "autoscaler": section}
+    return process.build(Args("run.yaml", "a", experiment, RunConfig(exp_name=run), endpoints))
+
+
+def wanted(target: str) -> float | None:
+    return REGISTRY.get_sample_value("tailrace_autoscaler_desired_replicas", {"target": target})
+
+
+async def held(reason: str, num_looks: int) -> None:
+    """Return after so many more looks that changed nothing for this reason."""
+
+    def count() -> float:
+        return REGISTRY.get_sample_value("tailrace_autoscaler_held_total", {"reason": reason}) or 0.0
+
+    before = count()
+    await eventually(lambda: count() >= before + num_looks)
+
+
+QUICK: dict[str, Any] = {"interval_s": 0.05, "up_after_s": 0.1, "down_after_s": 0.3, "mode": "builtin"}
+
+
+async def say(bus: Bus, current: Callable[[], RunStatus]) -> None:
+    while True:
+        await bus.publish(subjects.run_status(bus.run), current())
+        await asyncio.sleep(0.05)
+
+
+async def test_replicas_follow_the_load_up_and_down_and_hold_in_an_outage(
+    run_bus: Bus, endpoints: Endpoints, api: FakeKubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "in_cluster", lambda: (api.client(), "team"))
+    agents = {**TARGET, "min_replicas": 1, "max_replicas": 4, "episodes_per_replica": 10}
+    service = make_service(run_bus.run, endpoints, targets={"agents": agents}, stale_s=0.5, **QUICK)
+    load, key = 100, "deployments/demo-agents"
+    telling = asyncio.create_task(say(run_bus, lambda: status(load)))
+    async with serving(service):
+        await eventually(lambda: api.replicas[key] == 4)  # its bound, though 10 were wanted
+        api.is_down = True
+        load = 5
+        await held("api", 10)  # looks: longer than `down_after_s`
+        assert len(api.patches) == 1
+        api.is_down = False
+        await eventually(lambda: api.replicas[key] == 1)
+        telling.cancel()  # the run falls silent
+        await held("status", 10)
+    assert [count for _, count in api.patches] == [4, 1], "no flapping"
+
+
+@pytest.mark.parametrize(("mode", "most"), [("metric", 2), ("keda", 3), ("hpa", 4)])
+async def test_other_modes_ask_nothing_of_kubernetes(
+    mode: str,
+    most: int,
+    run_bus: Bus,
+    endpoints: Endpoints,
+    api: FakeKubernetesApi,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "in_cluster", lambda: (api.client(), "team"))
+    target = {**TARGET, "max_replicas": most, "episodes_per_replica": 1}
+    service = make_service(
+        run_bus.run, endpoints, **(QUICK | {"mode": mode}), targets={"agents": target}
+    )
+    telling = asyncio.create_task(say(run_bus, lambda: status(9)))
+    async with serving(service):
+        await eventually(lambda: wanted("agents") == most)
+    telling.cancel()
+    assert api.num_requests == 0
+
+
+async def test_dry_run_counts_and_sets_nothing(api: FakeKubernetesApi) -> None:
+    clock, signals = SystemClock(), Signals(["agents"])
+    target = ScalingTarget(**TARGET, max_replicas=3, episodes_per_replica=1)
+    config = AutoscalerConfig(targets={"agents": target}, up_after_s=0, dry_run=True)
+
+    async def waiting() -> int:
+        return 2
+
+    workloads = KubernetesWorkloads(api.client(), "team")
+    autoscaler = Autoscaler(config, signals, waiting, workloads, clock)
+    signals.on_status(status(5), clock.monotonic_s())
+    await autoscaler.look()
+    assert api.patches == []
+    assert wanted("agents") == 3
+
+
+def test_busy_shares_are_those_since_the_last_look() -> None:
+    signals = Signals(["inference-a", "agents"])
+    signals.on_status(status(1), 0.0)
+    signals.on_server(server(10, 10), 0.0)
+    assert signals.observe(0.0, 0).busy_share == {"inference-a": None}
+    signals.on_server(server(19, 11), 5.0)
+    assert signals.observe(5.0, 0).busy_share == {"inference-a": 0.9}
+    assert signals.observe(60.0, 0).busy_share == {"inference-a": None}, "the server has gone"

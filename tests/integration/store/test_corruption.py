@@ -1,0 +1,102 @@
+"""Entries of Redis that nobody can decode: set aside, counted, and survived."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from prometheus_client import REGISTRY
+
+from tailrace.store import Journal, Outbox, StoreConnection, TrajectoryBuffer, Versions
+from tailrace_protos.event import RunFinished
+from tests.integration.store.made import group, trajectory, turn
+
+GARBAGE = [b"", b"\xc1", b"\x81\xa4type\xa5other", b"\xff" * 1000, b"\x91" * 5000]
+
+
+def counted(kind: str) -> float:
+    """Corrupted entries of a kind that this process has found."""
+    return REGISTRY.get_sample_value("tailrace_store_corrupted_entries_total", {"kind": kind}) or 0.0
+
+
+async def kept(redis: StoreConnection, run: str, kind: str, name: str) -> list[bytes]:
+    """The bytes that were set aside."""
+    data = await redis.command("GET", f"{{{run}}}:quarantine:{kind}:{name}")
+    assert isinstance(data, bytes)
+    return msgspec.msgpack.decode(data, type=tuple[str, list[bytes]])[1]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
+async def test_a_corrupted_event_holds_up_no_other(
+    garbage: bytes, outbox: Outbox, redis: StoreConnection, run_name: str
+) -> None:
+    before = counted("event")
+    bad = await redis.command("XADD", f"{{{run_name}}}:outbox", "*", "s", "learner", "b", garbage)
+    await redis.command("XADD", f"{{{run_name}}}:outbox", "*", "only", "one")
+    await outbox.emit("scheduler", RunFinished(1, "done"))
+    assert [event.body for event in await outbox.read(10, 0)] == [RunFinished(1, "done")]
+    assert counted("event") == before + 2
+    assert isinstance(bad, bytes)
+    assert garbage in await kept(redis, run_name, "event", bad.decode())
+    assert await redis.command("XLEN", f"{{{run_name}}}:outbox") == 1
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
+async def test_a_group_with_a_corrupted_trajectory_goes_back_to_the_credit(
+    garbage: bytes, buffer: TrajectoryBuffer, redis: StoreConnection, run_name: str
+) -> None:
+    for index in (0, 1, 2):
+        record = group(index)
+        await buffer.record_group(record)
+        for member in (0, 1):
+            await buffer.put_trajectory(trajectory(record, member))
+    await redis.command("HSET", f"{{{run_name}}}:data:train-0", "1", garbage)
+    await redis.command("HDEL", f"{{{run_name}}}:data:train-1", "0")
+    taken = await buffer.next_groups(3, 0)
+    assert [ready.group.group_id for ready in taken] == ["train-2"]
+    assert garbage in await kept(redis, run_name, "group", "train-0")
+    counters = await buffer.counters()
+    assert (counters.accepted_groups, counters.retained_groups) == (1, 1)
+
+
+async def test_a_group_whose_entry_is_gone_does_not_stop_the_learner(
+    buffer: TrajectoryBuffer, redis: StoreConnection, run_name: str
+) -> None:
+    for index in (0, 1):
+        record = group(index)
+        await buffer.record_group(record)
+        for member in (0, 1):
+            await buffer.put_trajectory(trajectory(record, member))
+    entries = await redis.command("XRANGE", f"{{{run_name}}}:ready", "-", "+")
+    await redis.command("XDEL", f"{{{run_name}}}:ready", entries[0][0])  # type: ignore[index]
+    assert [ready.group.group_id for ready in await buffer.next_groups(2, 0)] == ["train-1"]
+    buffer.rewind()
+    assert [ready.group.group_id for ready in await buffer.next_groups(2, 0)] == ["train-1"]
+
+
+@pytest.mark.parametrize("garbage", [GARBAGE[0], GARBAGE[1], GARBAGE[3]], ids=range(3))
+async def test_a_corrupted_journal_lets_its_episode_begin_again(
+    garbage: bytes, buffer: TrajectoryBuffer, redis: StoreConnection, run_name: str
+) -> None:
+    record = group(0)
+    await buffer.record_group(record)
+    journal = Journal(redis, run_name)
+    await journal.load(record.episode_id(0))
+    await journal.append(record.episode_id(0), turn(0))
+    await redis.command("HSET", f"{{{run_name}}}:journal:{record.episode_id(0)}", "1", garbage)
+    assert await Journal(redis, run_name).load(record.episode_id(0)) == []
+    assert garbage in await kept(redis, run_name, "journal", record.episode_id(0))
+    again = Journal(redis, run_name)
+    assert await again.load(record.episode_id(0)) == []
+    assert await again.append(record.episode_id(0), turn(0)) == "appended"
+
+
+async def test_a_corrupted_open_group_and_version_are_left_out(
+    buffer: TrajectoryBuffer, redis: StoreConnection, run_name: str
+) -> None:
+    for index in (0, 1):
+        await buffer.record_group(group(index))
+    await redis.command("HSET", f"{{{run_name}}}:group:train-0", "record", b"\xc1")
+    assert [record.group_id for record in await buffer.open_groups()] == ["train-1"]
+    entry = msgspec.msgpack.encode(("lineage", 3))
+    await redis.command("HSET", f"{{{run_name}}}:versions", "1", b"\xc1", "x", entry, "2", entry)
+    assert await Versions(redis, run_name).all() == {2: ("lineage", 3)}

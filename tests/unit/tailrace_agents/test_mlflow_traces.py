@@ -1,0 +1,103 @@
+"""Traces of episodes in MLflow, by the real package on SQLite; `make test-trackers`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    find_spec("mlflow") is None, reason="make test-trackers installs it in an environment of its own"
+)
+
+EPISODE = """
+import sys
+from tailrace import tracing
+from tailrace.config import RunConfig, TracingArgs
+from tailrace_agents.adapters.mlflow_traces import EpisodeTraces
+from tailrace_protos.chat import ChatMessage, ToolCall
+run = RunConfig(exp_name="unit", tracing=TracingArgs(mlflow=sys.argv[1], sample_rate=1.0))
+tracing.configure(run, "agents", "a1")
+tracing.add_sink(EpisodeTraces(run).sink())
+messages = [
+    ChatMessage("user", "6*7?"),
+    ChatMessage("assistant", tool_calls=(ToolCall("c1", "calculator", '{"a": 6}'),)),
+    ChatMessage("tool", "42", tool_call_id="c1", name="calculator"),
+    ChatMessage("assistant", "It is 42."),
+]
+with tracing.span("play", tracing.episode("t1.0"), episode_id="t1.0") as played:
+    for turn in (0, 1):
+        with tracing.span("turn", turn=turn, num_prompt_tokens=10 + turn) as made:
+            made.set(num_sampled_tokens=5)
+        if turn == 0:
+            with tracing.span("tool calculator", tool="calculator", arguments='{"a": 6}') as made:
+                made.set(result="42", is_error=False)
+    played.set(outcome="ok", group_id="t1", phase="train", tag="sums", reward=1.0,
+               num_prompt_tokens=11, num_sampled_tokens=10, messages=messages)
+with tracing.span("play", tracing.episode("t1.1"), episode_id="t1.1"):
+    pass  # handed back: no trace
+tracing.close()
+"""
+
+READ = """
+import json, sys, mlflow
+mlflow.set_tracking_uri(sys.argv[1])
+experiment = mlflow.get_experiment_by_name("unit").experiment_id
+traces = mlflow.search_traces(locations=[experiment], return_type="list")
+print(json.dumps([trace.to_dict() for trace in traces], default=str))
+"""
+
+
+def run(code: str, uri: str) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-c", code, uri], check=False, timeout=100, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "spans not" not in ended.stderr, ended.stderr
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    uri = f"sqlite:///{Path(tmp_path_factory.mktemp('mlflow')) / 'new' / 'mlflow.db'}"
+    run(EPISODE, uri)
+    found: list[dict[str, Any]] = json.loads(run(READ, uri).splitlines()[-1])
+    return found
+
+
+def attributes(span: dict[str, Any]) -> dict[str, Any]:
+    return {key: json.loads(value) for key, value in span["attributes"].items()}
+
+
+def test_an_episode_is_one_trace_with_its_messages_and_reward(traces: list[dict[str, Any]]) -> None:
+    (trace,) = traces
+    root = next(span for span in trace["data"]["spans"] if not span.get("parent_span_id"))
+    known = attributes(root)
+    assert known["mlflow.spanInputs"]["messages"] == [{"role": "user", "content": "6*7?"}]
+    replies = known["mlflow.spanOutputs"]["messages"]
+    assert [each["role"] for each in replies] == ["assistant", "tool", "assistant"]
+    assert replies[0]["tool_calls"][0]["name"] == "calculator"
+    assert known["mlflow.spanOutputs"]["reward"] == 1.0
+    assert trace["info"]["tags"]["outcome"] == "ok"
+    (feedback,) = trace["info"]["assessments"]
+    assert (feedback["assessment_name"], feedback["feedback"]["value"]) == ("reward", 1.0)
+
+
+def test_turns_and_tool_calls_are_spans_with_tokens_and_results(traces: list[dict[str, Any]]) -> None:
+    spans = {span["name"]: attributes(span) for span in traces[0]["data"]["spans"]}
+    assert spans.keys() == {"episode", "turn", "tool calculator"}
+    last_turn = spans["turn"]
+    assert last_turn["mlflow.chat.tokenUsage"] == {
+        "input_tokens": 11,
+        "output_tokens": 5,
+        "total_tokens": 16,
+    }
+    assert last_turn["mlflow.spanOutputs"]["messages"] == [
+        {"role": "assistant", "content": "It is 42."}
+    ]
+    assert spans["tool calculator"]["mlflow.spanOutputs"] == "42"

@@ -1,0 +1,91 @@
+"""Simulated runs: they repeat, their accounts balance, and rules show in them."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tailrace.config import ConfigError
+from tailrace_cli.__main__ import app
+from tailrace_cli.simulation.engine import SimEngine, SimTurn
+from tailrace_cli.simulation.records import Fault, SimSettings
+from tailrace_cli.simulation.traces import load_trace
+from tailrace_cli.simulation.workload import BUILT_IN
+from tailrace_cli.simulation.world import World
+from tailrace_scheduler.core.streams.settings import EngineModel
+
+SMALL = {"servers": 2, "groups_per_step": 4, "warmup_steps": 2, "steps": 3, "max_staleness": 1}
+
+
+def run(workload: str = "logn", **settings: object) -> dict[str, object]:
+    return World(SimSettings(**SMALL | settings), BUILT_IN[workload]).run()  # type: ignore[arg-type]
+
+
+def test_a_run_repeats_with_its_seed() -> None:
+    assert run(seed=3) == run(seed=3)
+    assert run(seed=3) != run(seed=4)
+
+
+def test_a_lonely_request_takes_the_time_of_the_engine_model() -> None:
+    model = EngineModel()
+    engine = SimEngine("s0", model)
+    engine.submit(SimTurn("g0.0", 1000, 0, 100), 0.0)
+    due_s = engine.next_event_s()
+    steps = sum(model.step_s(1, 1000 + token) for token in range(100))
+    assert due_s == pytest.approx(1000 * model.e_s + steps)
+    engine.advance(due_s)
+    assert [turn.context for turn in engine.finished()] == [1100]
+    assert engine.kv == 0
+
+
+def test_the_newest_request_is_preempted_and_prefilled_again() -> None:
+    engine = SimEngine("s0", EngineModel(kv_tokens=3000))
+    for name in ("old", "new"):
+        engine.submit(SimTurn(name, 1000, 0, 900), 0.0)
+    engine.advance(engine.next_event_s())
+    assert engine.finished() == []
+    assert list(engine.running) == ["old"]
+    assert [turn.episode_id for turn in engine.waiting] == ["new"]
+    engine.advance(engine.next_event_s())
+    assert [turn.episode_id for turn in engine.finished()] == ["old"]
+    engine.admit()
+    assert engine.recomputed == engine.kv == 1500
+
+
+def test_idle_prefixes_leave_least_recently_used_first() -> None:
+    engine = SimEngine("s0", EngineModel(kv_tokens=3000))
+    for name in ("a", "b"):
+        engine.keep_idle(name, 1000)
+    engine.submit(SimTurn("c", 1500, 0, 10), 0.0)
+    assert (engine.cached("a"), engine.cached("b")) == (500, 1000)
+
+
+def test_waiting_for_old_groups_masks_nothing() -> None:
+    assert run(policy="wait", steps=6)["masked"] == 0.0
+    assert run(policy="mask", steps=6)["masked"] > 0.05  # type: ignore[operator]
+
+
+def test_a_server_that_fails_takes_nothing_from_the_others() -> None:
+    fault = run(servers=3, faults=(Fault(0, fails=True),), steps=4)
+    whole = run(servers=2, steps=4)
+    assert fault["efficiency"] == pytest.approx(whole["efficiency"], rel=0.15)
+
+
+def test_a_trace_without_a_column_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text("session_id,round_idx\n1,0\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"lacks the columns prefix_len, input_len"):
+        load_trace(path)
+
+
+def test_the_command_writes_its_result_and_pictures(tmp_path: Path) -> None:
+    words = ["simulate", "--workload", "logn", "--servers", "1,2", "--episodes", "32"]
+    words += ["--steps", "2", "--warmup-steps", "1"]
+    done = CliRunner().invoke(app, [*words, "--to", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert {one.name for one in tmp_path.iterdir()} == {
+        "ages.png",
+        "result.json",
+        "timeline_1.png",
+        "timeline_2.png",
+    }

@@ -1,0 +1,75 @@
+"""End of everything after the end of the command that started it."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from tailrace_cli.cluster.guardian import sweep
+
+_COMMAND = """
+import asyncio, sys, time
+from pathlib import Path
+from tailrace_cli.cluster.guardian import Guardian
+from tailrace_cli.cluster.plan import ProcessSpec
+from tailrace_cli.cluster.supervisor import Supervisor
+
+HUNG = "import os, signal, subprocess, sys, time; signal.signal(15, signal.SIG_IGN);" \
+    "child = subprocess.Popen(['sleep', '600']); print(child.pid, flush=True); time.sleep(600)"
+
+async def main():
+    made = Supervisor(Path(sys.argv[1]), max_restarts=1, restart_window_s=9, guardian=Guardian("gone"))
+    for name in ("hung", "stopped"):
+        await made.start(ProcessSpec(name, [sys.executable, "-c", HUNG], {"PATH": "/usr/bin:/bin"}))
+    logs = [Path(sys.argv[1]) / f"{name}.log" for name in ("hung", "stopped")]
+    while not all(log.read_text().endswith("\\n") for log in logs):
+        await asyncio.sleep(0.01)
+    print(*made.pids.values(), *(log.read_text().strip() for log in logs), flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_a_hung_child_does_not_outlive_its_killed_parent(tmp_path: Path) -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-c", _COMMAND, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert command.stdout is not None
+    processes = [psutil.Process(int(pid)) for pid in command.stdout.readline().split()]
+    assert len(processes) == 4
+    processes[1].suspend()
+    command.kill()
+    command.wait()
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert [each for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_logs_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
+    test_a_hung_child_does_not_outlive_its_killed_parent(tmp_path / "logs")
+    assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "logs").iterdir()} == {0o600}
+
+
+def test_shared_memory_of_the_run_goes_and_that_of_others_stays(tmp_path: Path) -> None:
+    gone = ("tailrace.mine.publisher.1", ".tailrace.mine.publisher.2")
+    kept = ("tailrace.mine2.publisher.1", "tailrace.mine.vault.held", "other")
+    for name in (*gone, *kept):
+        (tmp_path / name).touch()
+    for name in ("tailrace-weights-dead", "tailrace-weights-held"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lock").touch()
+    held = [
+        (tmp_path / name).open("rb")
+        for name in ("tailrace.mine.vault.held", "tailrace-weights-held/lock")
+    ]
+    for file in held:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    sweep("mine", tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "tailrace-weights-held"])
+    for file in held:
+        file.close()

@@ -1,0 +1,81 @@
+"""`tailrace init`, `--version`, and the one line where an extra is missing."""
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import tailrace
+from tailrace.__main__ import extra_of, main
+from tailrace.config import ConfigError
+from tailrace_cli.__main__ import app
+from tailrace_cli.commands.init import examples, examples_folder
+
+
+def run(*arguments: str) -> str:
+    """Run a command that succeeds; its output."""
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_an_example_is_copied_into_the_current_folder_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "tailrace train own_algorithm" in run("init", "own_algorithm")
+    copied = {each.name for each in (tmp_path / "own_algorithm").iterdir()}
+    assert copied == {"experiment.yaml", "my_algorithm.py"}
+
+
+def test_a_copied_example_passes_validation(tmp_path: Path) -> None:
+    run("init", "frozen_lake", "--to", str(tmp_path / "mine"))
+    assert "valid" in run("validate", str(tmp_path / "mine"), "--fast")
+
+
+def test_without_a_name_every_example_is_listed_with_what_it_trains() -> None:
+    listed = run("init")
+    assert {name for name in examples() if name in listed} == set(examples())
+    assert all(examples().values())
+
+
+def test_an_unknown_example_is_refused_with_the_names_that_exist() -> None:
+    with pytest.raises(ConfigError, match=r"no example 'lake'.*frozen_lake"):
+        run("init", "lake")
+
+
+def test_a_folder_that_exists_is_never_written_to(tmp_path: Path) -> None:
+    (tmp_path / "experiment.yaml").write_text("mine")
+    with pytest.raises(ConfigError, match="--to"):
+        run("init", "frozen_lake", "--to", str(tmp_path))
+    assert (tmp_path / "experiment.yaml").read_text() == "mine"
+
+
+def test_examples_lie_beside_the_sources_or_in_the_package() -> None:
+    assert (examples_folder() / "frozen_lake" / "experiment.yaml").is_file()
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert tailrace.__version__ == version("tailrace")
+    assert run("--version").strip() == f"tailrace {version('tailrace')}"
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [("typer", "cli"), ("hydra", "cli"), ("nats_server", "cli"), ("torch", "inference"), ("foo", None)],
+)
+def test_a_missing_module_is_told_with_an_extra_that_brings_it(module: str, extra: str | None) -> None:
+    assert extra_of(module) == extra
+
+
+def test_a_command_that_lacks_a_package_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tailrace_cli.__main__", None)
+    monkeypatch.setattr("tailrace.__main__.extra_of", lambda module: "cli")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,177 @@
+"""`report.html` and `comparison.html` show what the files of runs hold, without outside requests."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from tailrace_agents.adapters.kept_episodes import KeptEpisode
+from tailrace_cli.__main__ import app
+from tailrace_cli.launch import command_line
+from tailrace_cli.reporting.digest import RunDigest
+from tailrace_cli.reporting.episodes import chosen_episodes
+from tailrace_cli.reporting.pages import RunReport, differences
+from tailrace_cli.run_folders import RunFolder
+from tailrace_protos.chat import ChatMessage, ToolCall
+from tailrace_protos.episode import Outcome
+from tailrace_protos.event import (
+    EpisodeSettled,
+    EvaluationFinished,
+    Event,
+    EventBody,
+    RunFinished,
+    StepFinished,
+    WeightsPublished,
+)
+from tests.unit.tailrace_scheduler.simulation import made_settlement
+
+HOSTILE = "</script><script>alert(1)</script>"
+
+
+def settled(group: str, member: int, length: int, version: int) -> EpisodeSettled:
+    """A training episode of `length` tokens, sampled with the weights `version`."""
+    return msgspec.structs.replace(
+        made_settlement(group, member, Outcome.OK),
+        num_sampled_tokens=length,
+        num_turns=length // 2,
+        min_policy_version=version,
+    )
+
+
+BODIES: tuple[EventBody, ...] = (
+    WeightsPublished(1, "a", 0, 10),
+    settled("t0", 0, 4, 1),
+    settled("t0", 1, 6, 1),
+    StepFinished("a", 1, 2, ("t0",), 0, 0.0, 1.0, {}),
+    WeightsPublished(2, "a", 1, 10),
+    settled("t1", 0, 6, 1),
+    StepFinished("a", 2, 3, ("t1",), 0, 0.0, 1.0, {}),
+    msgspec.structs.replace(made_settlement("t2", 0, Outcome.TIMEOUT), reason="too late"),
+    EvaluationFinished("e0-v1", 0, 0.25, 0.25, 4, 4),
+    EvaluationFinished("e2-v3", 2, 0.75, 0.75, 4, 4),
+    RunFinished(2, "all steps are done"),
+)
+
+
+def lines(*bodies: EventBody) -> bytes:
+    events = (Event(f"{n}-0", float(n), "test", body) for n, body in enumerate(bodies))
+    return b"".join(msgspec.json.encode(event) + b"\n" for event in events)
+
+
+def kept(evaluation: str, number: int, reward: float, *messages: ChatMessage) -> KeptEpisode:
+    return KeptEpisode(
+        f"{evaluation}.{number}.0", f"{evaluation}.{number}", "calc", number, False, Outcome.OK, "",
+        reward, reward, {}, (reward,), messages,
+    )  # fmt: skip
+
+
+def make_run(root: Path, name: str = "lake", success: float = 0.75) -> Path:
+    folder = root / name
+    (folder / "episodes").mkdir(parents=True)
+    config = {"exp_name": name, "max_steps": 2, "learner": {"pg_clip": success}, "note": HOSTILE}
+    (folder / "config.yaml").write_text(json.dumps(config))
+    rows = [
+        {"step": 0, "time_s": 5.0, "eval/success_rate": 0.25, "idle/weights": 3.0, "idle/tool": 1.0},
+        {"step": 1, "time_s": 9.0, "eval/success_rate": None, "reward_mean": 0.5, "busy/learner": 4.0},
+        {"step": 2, "time_s": 12.0, "eval/success_rate": success, "reward_mean": 0.625},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "events.jsonl").write_bytes(lines(*BODIES))
+    call = ToolCall("1", "add", '{"a": 2}')
+    episodes = [kept("e0-v1", n, n / 4, ChatMessage("user", f"first {n}")) for n in range(3)]
+    episodes += [
+        kept("e2-v3", 0, 1.0, ChatMessage("assistant", HOSTILE, (call,)), ChatMessage("tool", "4")),
+        kept("e1-v2", 0, 1.0, ChatMessage("user", "neither first nor last")),
+    ]
+    content = b"".join(msgspec.json.encode(each) + b"\n" for each in episodes)
+    (folder / "episodes" / "agents.jsonl").write_bytes(content + b'{"torn')
+    return folder
+
+
+def page_of(folder: Path) -> str:
+    return RunReport(RunFolder(folder)).write().read_text()
+
+
+def test_a_page_makes_no_outside_request_and_runs_no_text_of_an_episode(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path))
+    assert "default-src 'none'" in page
+    assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:)?//|@import|url\(", page)
+    assert HOSTILE not in page
+    assert page.count("<script") == 3
+
+
+def test_figures_stand_beside_those_of_the_start(tmp_path: Path) -> None:
+    text = " ".join(re.sub(r"<[^>]*>", " ", page_of(make_run(tmp_path)).partition("<main>")[2]).split())
+    assert "Held-out success, sampled at temperature 1 0.750 from 0.250" in text
+    assert "Optimizer steps 2 of 2" in text
+    assert "Failed episodes 1" in text
+    assert "work of the learner 4.0 s, 50%" in text
+    assert "waiting for weights 3.0 s, 38%" in text
+    assert "too late" in text
+
+
+def test_a_digest_reads_on_and_counts_each_episode_once(tmp_path: Path) -> None:
+    path, content = tmp_path / "events.jsonl", lines(*BODIES)
+    digest = RunDigest(path)
+    digest.read_on()  # there is no file yet
+    for end in range(0, len(content), 97):  # torn lines wait for their end
+        path.write_bytes(content[:end])
+        digest.read_on()
+    path.write_bytes(content)
+    digest.read_on()
+    assert digest.lengths == {4: 1, 6: 2}
+    assert digest.turns == {2: 1, 3: 2}
+    assert digest.staleness == {0: 2, 1: 1}
+    assert digest.outcomes["train"] == {"ok": 3, "timeout": 1}
+    assert digest.evaluations == {0: "e0-v1", 2: "e2-v3"}
+
+
+def test_best_median_and_worst_of_the_first_and_last_evaluation_are_shown(tmp_path: Path) -> None:
+    first, final = chosen_episodes(make_run(tmp_path), {0: "e0-v1", 1: "e1-v2", 2: "e2-v3"})
+    assert [(shown.place, shown.episode.reward) for shown in first.episodes] == [
+        ("best of 3", 0.5),
+        ("median of 3", 0.25),
+        ("worst of 3", 0.0),
+    ]
+    best = final.episodes[0]
+    assert (final.step, best.turns[0].calls, best.turns[0].reward) == (2, ('add({"a": 2})',), 1.0)
+    assert "neither first nor last" not in page_of(tmp_path / "lake")
+
+
+def test_several_runs_are_compared_on_one_page(tmp_path: Path) -> None:
+    folders = [str(make_run(tmp_path, name, success)) for name, success in (("a", 0.5), ("b", 0.75))]
+    page = tmp_path / "both.html"
+    result = CliRunner().invoke(app, ["report", *folders, "-o", str(page)], catch_exceptions=False)
+    assert result.exit_code == 0
+    text = " ".join(re.sub(r"<[^>]*>", " ", page.read_text()).split())
+    assert "0.500 from 0.250 0.750 from 0.250" in text
+    assert "learner.pg_clip 0.5 0.75" in text
+
+
+def test_only_settings_that_differ_are_listed() -> None:
+    runs = {"a": {"exp_name": "a", "x": {"y": 1, "z": 2}}, "b": {"exp_name": "b", "x": {"y": 1}}}
+    assert differences(runs) == {"x.z": ["2", "null"]}
+
+
+def test_a_recorded_command_has_no_credentials() -> None:
+    words = ["/bin/tailrace", "train", "a b", "--attach", "nats://me:secret@host:1", "redis://host"]
+    assert command_line(words) == "tailrace train 'a b' --attach nats://host:1 redis://host"
+
+
+def test_a_browser_draws_the_curves(tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium on this machine")
+    page_of(make_run(tmp_path))
+    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000")
+    url = f"file://{tmp_path}/lake/report.html"
+    command = [browser, *options, f"--user-data-dir={tmp_path}/browser", "--dump-dom", url]
+    drawn = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert drawn.count("<canvas") == 2  # success and reward: no other panel has values

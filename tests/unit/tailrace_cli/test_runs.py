@@ -1,0 +1,155 @@
+"""`tailrace runs`, `status`, `logs`, `stop` on folders of runs; a real process holds a running one."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from tailrace.config import ConfigError
+from tailrace_cli.__main__ import app
+from tailrace_cli.run_folders import find_run
+from tailrace_protos.event import Event, EventBody, RunFailed, RunFinished, RunStarted
+
+STARTED = RunStarted("lake", "0")
+FINISHED = RunFinished(3, "all steps are done")
+FAILED = RunFailed("stall", 3, "no episode ended", "agents")
+HOLD = """
+import pathlib, signal, sys
+from tailrace_cli.cluster.local import take_lock
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+lock = take_lock(pathlib.Path(sys.argv[1]))
+print("held", flush=True)
+signal.sigwait([signal.SIGTERM])
+"""
+
+
+def make_run(root: Path, *ends: EventBody, name: str = "lake") -> Path:
+    """A run's folder with start and end events and one log."""
+    folder = root / name
+    (folder / "logs").mkdir(parents=True)
+    (folder / "state").mkdir()
+    (folder / "config.yaml").write_text("exp_name: lake\nlogging_dir: ''\n")
+    events = (Event(f"{index}-0", 0.0, "scheduler", body) for index, body in enumerate(ends))
+    (folder / "events.jsonl").write_bytes(
+        b"".join(msgspec.json.encode(each) + b"\n" for each in events)
+    )
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 3, "eval/success_rate": 0.75}) + "\n")
+    return folder
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the run as `tailrace train` does, until SIGTERM."""
+    command = [sys.executable, "-c", HOLD, str(folder / "state")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def run(*arguments: str, exit_code: int = 0) -> str:
+    """Output of a command."""
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == exit_code, result.output
+    return result.output
+
+
+@pytest.mark.parametrize(
+    ("ends", "state"),
+    [
+        ((), "not started"),
+        ((STARTED,), "interrupted"),
+        ((STARTED, FINISHED), "finished"),
+        ((STARTED, FAILED), "failed"),
+        ((STARTED, FAILED, STARTED), "interrupted"),
+    ],
+)
+def test_a_run_without_a_process_is_told_by_its_newest_start_or_end(
+    tmp_path: Path, ends: tuple[EventBody, ...], state: str
+) -> None:
+    assert find_run(str(make_run(tmp_path, *ends)), "runs").state()[0] == state
+
+
+def test_a_torn_end_of_the_log_is_no_end(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, STARTED, FINISHED)
+    content = (folder / "events.jsonl").read_bytes()
+    (folder / "events.jsonl").write_bytes(content[:-5])
+    assert find_run(str(folder), "runs").state()[0] == "interrupted"
+
+
+def test_a_run_that_goes_on_is_listed_as_running_and_stop_ends_it(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, STARTED)
+    with held(folder) as process:
+        listed = run("runs", "--output_dir", str(tmp_path))
+        assert "running" in listed
+        assert "0.750" in listed
+        assert f"process {process.pid}" in run("status", "lake", "--output_dir", str(tmp_path))
+        assert "interrupted" in run("stop", "lake", "--output_dir", str(tmp_path))
+        assert process.wait(timeout=20) == 0
+
+
+def test_a_run_that_does_not_end_in_time_makes_stop_fail(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, STARTED)
+    with held(folder) as process:
+        process.send_signal(signal.SIGSTOP)
+        told = run("stop", str(folder), "--timeout_s", "0.3", exit_code=1)
+    assert "has not ended" in told
+
+
+def test_stop_refuses_a_run_that_does_not_go_on(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not run: its state is finished"):
+        run("stop", str(make_run(tmp_path, STARTED, FINISHED)))
+
+
+def test_an_unknown_run_is_refused_with_the_names_there(tmp_path: Path) -> None:
+    make_run(tmp_path, name="lake")
+    with pytest.raises(ConfigError, match=r"no run 'pond'.*lake"):
+        run("status", "pond", "--output_dir", str(tmp_path))
+
+
+def line(second: int, event: str, **fields: object) -> str:
+    """A line of a service's log."""
+    timestamp = f"2026-01-01T00:00:{second:02}.0Z"
+    return json.dumps({"event": event, "timestamp": timestamp, "level": "info", **fields}) + "\n"
+
+
+def test_logs_of_all_processes_are_merged_by_time_and_cut_to_the_newest(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, STARTED)
+    (folder / "logs" / "learner.log").write_text(line(1, "first") + line(3, "third", step=[7]))
+    (folder / "logs" / "agents.log").write_text(line(2, "second", run="lake") + "plain [text]\n")
+    told = [each.strip() for each in run("logs", str(folder), "-n", "3").splitlines()]
+    assert told == [
+        "00:00:02 agents       second",
+        "agents       plain [text]",
+        "00:00:03 learner      third step=[7]",
+    ]
+    assert "second" not in run("logs", str(folder), "learner")
+
+
+def test_following_logs_ends_with_the_run(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, STARTED)
+    (folder / "logs" / "agents.log").write_text(line(2, "only"))
+    assert run("logs", str(folder), "-f").count("only") == 1
+
+
+def test_a_process_without_a_log_is_refused_with_those_that_have_one(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    (folder / "logs" / "agents.log").write_text("")
+    with pytest.raises(ConfigError, match=r"no log of nats.*agents"):
+        run("logs", str(folder), "nats")
+
+
+def test_a_report_is_written_of_a_run_as_it_stands(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, STARTED)
+    run("report", str(folder))
+    assert "0.750" in (folder / "report.html").read_text()

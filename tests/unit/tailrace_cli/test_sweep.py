@@ -1,0 +1,99 @@
+"""Sweeps: several values of a key are several runs, which are compared; real child processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tailrace.config import ConfigError
+from tailrace_cli.commands.sweep import commands_of, sweep, sweep_runs
+from tailrace_cli.console import plain_console
+from tailrace_cli.run_folders import RunFolder
+from tests.unit.tailrace_cli.test_runs import FINISHED, STARTED, held, line, make_run
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_combination_of_values_is_a_run_with_a_name() -> None:
+    runs = sweep_runs(["seed=1,2", "learner.loss=dapo,gspo", "max_steps=3", "scheduler.tags=[a,b]"])
+    assert [run.suffix for run in runs] == [
+        "_seed1_lossdapo", "_seed1_lossgspo", "_seed2_lossdapo", "_seed2_lossgspo",
+    ]  # fmt: skip
+    fixed = ("max_steps=3", "scheduler.tags=[a,b]")
+    assert runs[1].overrides == ("seed=1", "learner.loss=gspo", *fixed)
+    assert len(sweep_runs(["seed=range(1,4)"])) == 3
+
+
+def test_each_run_of_a_sweep_is_checked_with_its_name() -> None:
+    path = ROOT / "examples" / "own_algorithm" / "experiment.yaml"
+    runs = commands_of(path, sweep_runs(["learner.pg_clip=0.1,1e-2"]), ["--overwrite"])
+    names = ["own_algorithm_pg_clip0-1", "own_algorithm_pg_clip0-01"]
+    assert [folder.path.name for folder, _ in runs] == names
+    assert runs[0][1][2:] == ["learner.pg_clip=0.1", f"exp_name={names[0]}", "--overwrite"]
+    with pytest.raises(ConfigError, match="group_size"):
+        commands_of(path, sweep_runs(["group_size=8,0"]), [])
+
+
+def test_single_values_and_lists_are_no_sweep() -> None:
+    assert sweep_runs(["seed=1", "scheduler.tags=[a,b]", "note='a,b'"]) == []
+
+
+def test_names_of_runs_must_differ() -> None:
+    with pytest.raises(ConfigError, match="one name"):
+        sweep_runs(["a.x=1,2", "pretrain='a/b','a b'"])
+    with pytest.raises(ConfigError, match="sweep another key"):
+        sweep_runs(["exp_name=a,b"])
+
+
+def test_runs_are_compared_and_a_failed_one_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    good, absent = make_run(tmp_path, STARTED, FINISHED, name="good"), tmp_path / "absent"
+    runs = [(RunFolder(good), ["--version"]), (RunFolder(absent), ["status", str(absent)])]
+    code = sweep(runs, 2, tmp_path, Console(width=100))
+    assert code == 2
+    told = capfd.readouterr().out
+    assert "run absent ended with exit code 2" in told
+    assert "0.750" in told
+    assert "no run" in (tmp_path / "absent.log").read_text()
+    assert "good" in (tmp_path / "comparison.html").read_text()
+
+
+SWEEP = """
+import sys
+from pathlib import Path
+from tailrace_cli.commands.sweep import sweep
+from tailrace_cli.console import plain_console
+from tailrace_cli.run_folders import RunFolder
+folder = Path(sys.argv[1])
+words = ["logs", str(folder), "-f", "-n", "1"]
+runs = [(RunFolder(folder), words), (RunFolder(folder.parent / "next"), ["--version"])]
+sys.exit(sweep(runs, 1, folder.parent, plain_console()))
+"""
+
+
+def test_ctrl_c_ends_the_run_and_starts_no_other(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, STARTED)
+    (folder / "logs" / "agents.log").write_text(line(1, "it goes on"))
+    command = [sys.executable, "-c", SWEEP, str(folder)]
+    with held(folder), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while "it goes on" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        told = process.communicate(timeout=30)[0]
+    assert process.returncode == 130
+    assert "interrupted" in told
+    assert "tailrace 0" not in told
+
+
+def test_texts_with_brackets_and_colons_are_printed_as_they_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plain_console().print("error: [bold]tags[/bold] [0] :smile:")
+    assert capsys.readouterr().out == "error: [bold]tags[/bold] [0] :smile:\n"
