@@ -1,9 +1,10 @@
 """Broadcasts of versions through torch.distributed: this process is rank 0, servers are the others.
 
-A broadcast begins when all servers that asked for the version before have asked for this one, or a
-short time after the first one did. It goes to those that asked, and nobody waits for others: a server
-that asks later fetches in another way, and is expected at the next broadcast. The process group stays
-as long as its members do; another set of members gets a new group, as does everyone after a failure.
+A broadcast begins when all servers that asked for the version before wait for this one, or a short time
+after the first one asked (the first broadcast of all knows of nobody before, and takes that time). It
+goes to those that wait, and nobody waits for others: a server that asks later fetches in another way,
+and is expected at the next broadcast. The process group stays as long as its members do; another set of
+members gets a new group, as does everyone after a failure.
 """
 
 import asyncio
@@ -58,6 +59,7 @@ class Broadcaster:
         self._task: asyncio.Task[None] | None = None
         self._version = -1  # newest that a server asked for
         self._askers: set[str] = set()  # all that asked for it, in time or not
+        self._late: set[str] = set()  # those of them that got no place
         self._expected: set[str] = set()  # those that asked for the version before
         self._group: Any = None
         self._members: tuple[str, ...] = ()  # of the group, by rank from 1 on
@@ -88,9 +90,12 @@ class Broadcaster:
             self._task = asyncio.create_task(self._run(self._round), name="broadcast")
         current = self._round
         if current is None or current.policy_version != request.policy_version:
+            if request.policy_version == self._version:
+                self._late.add(request.server_id)
             return _NO_PLACE
         current.asked[request.server_id] = request
-        if current.policy_version < self._version or self._expected <= self._askers:
+        come = current.asked.keys() | self._late
+        if current.policy_version < self._version or (self._expected and self._expected <= come):
             current.is_full.set()
         places = await asyncio.shield(current.places)
         return places.get(request.server_id, _NO_PLACE)
@@ -98,7 +103,7 @@ class Broadcaster:
     def _note(self, request: BroadcastRequest) -> None:
         if request.policy_version > self._version:
             self._version = request.policy_version
-            self._expected, self._askers = self._askers, set()
+            self._expected, self._askers, self._late = self._askers, set(), set()
         if request.policy_version == self._version:
             self._askers.add(request.server_id)
 

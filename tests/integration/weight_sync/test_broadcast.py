@@ -19,7 +19,7 @@ async def publisher(
     bus: Bus, run_name: str, weight_sync: WeightSyncProcess
 ) -> AsyncIterator[WeightPublisher]:
     weight_sync.kill()
-    weight_sync.configure(", transport: broadcast, broadcast_timeout_s: 2.0")
+    weight_sync.configure(", transport: broadcast, broadcast_timeout_s: 20.0")
     weight_sync.start()
     made = WeightPublisher(bus, run_name, HOST_ID)
     yield made
