@@ -6,20 +6,20 @@ import uuid
 from tailrace.runtime import Args, Service, run_service
 from tailrace.store import StoreConnection, connect
 from tailrace.tools import ToolWorker
-from tailrace_sandbox.adapters.place import prepare
-from tailrace_sandbox.adapters.runner import Runner
+from tailrace_sandbox.adapters.backends import open_sandbox
 from tailrace_sandbox.adapters.tools import offers
 from tailrace_sandbox.config import SandboxConfig
+from tailrace_sandbox.ports import Sandbox
 
 _CLOSE_S = 15.0  # for each step of the end, once running calls had their `drain_s`
 
 
 class _Process:
-    """Tool worker, runner and Redis connection of one process."""
+    """Tool worker, sandbox and Redis connection of one process."""
 
-    def __init__(self, args: Args, config: SandboxConfig, runner: Runner) -> None:
+    def __init__(self, args: Args, config: SandboxConfig, sandbox: Sandbox) -> None:
         self._config = config
-        self._runner = runner
+        self._sandbox = sandbox
         self._redis: StoreConnection | None = None
         self._worker: ToolWorker | None = None
         self._run = args.run.exp_name
@@ -40,7 +40,7 @@ class _Process:
         """Serve the tools. Redis carries files that are too big for a message."""
         self._redis = await connect(self.service.endpoints.redis_url)
         self._worker = ToolWorker(
-            offers(self._runner, self._config),
+            offers(self._sandbox, self._config),
             self.service.bus,
             max_concurrency=self._config.max_concurrency + self._config.max_sessions,
             run=self._run,
@@ -56,7 +56,7 @@ class _Process:
 
     async def close(self) -> None:
         """Remove everything that the service made."""
-        await self._runner.close()
+        await self._sandbox.close()
         if self._redis is not None:
             await self._redis.aclose()
 
@@ -64,9 +64,8 @@ class _Process:
 async def build(args: Args) -> Service:
     """The service; a machine that confines less than configured is a `ConfigError` before it starts."""
     config = args.section("sandbox", SandboxConfig)
-    runner = Runner(await prepare(config))
-    await runner.warm_up()
-    return _Process(args, config, runner).service
+    sandbox = await open_sandbox(config, f"{args.run.exp_name}.{args.instance_id}")
+    return _Process(args, config, sandbox).service
 
 
 def main() -> int:

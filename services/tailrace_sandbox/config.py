@@ -1,10 +1,18 @@
 """Configuration of the sandbox service: the section `sandbox` of an experiment file."""
 
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from tailrace.config import Config
 
 MIB = 1024 * 1024
+BACKENDS = {
+    "process": "tailrace_sandbox.adapters.backends:process_sandbox",
+    "docker": "tailrace_sandbox.adapters.backends:docker_sandbox",
+    "agent_sandbox": "tailrace_sandbox.adapters.backends:agent_sandbox",
+}
+_TOOLS = ("python", "shell", "python_session")
 
 
 class CallLimits(Config, frozen=True, kw_only=True):
@@ -54,8 +62,113 @@ class CallLimits(Config, frozen=True, kw_only=True):
             raise ValueError("limits.wall_s must not be more than limits.max_wall_s")
 
 
+class DockerConfig(Config, frozen=True, kw_only=True):
+    """Containers of Docker (`backend: docker`). `limits` hold for each; files count as memory."""
+
+    image: str = ""
+    """Image in which tool code runs. `python` and `python_session` need `python3` in it (3.7 or later);
+    `shell` needs `/bin/sh`; files need `tar`, `find` and `head`."""
+
+    images: dict[str, str] = msgspec.field(default_factory=dict)
+    """Other images, by the name of the tool: `python`, `shell`, `python_session`."""
+
+    task_images: tuple[str, ...] = ()
+    """Images that a data row may choose, as patterns (`swebench/*`). A row chooses by `image` in its
+    `tools_kwargs`, for `python_session` and, with `keep_shell`, for `shell`."""
+
+    pull: Literal["missing", "never"] = "missing"
+    """Fetching of an image that this machine lacks."""
+
+    pull_s: float = 600.0
+    """Time in which a container must start, the download of its image included."""
+
+    cpus: float = 1.0
+    """Processors of a container."""
+
+    user: str = "65534:65534"
+    """User and group of tool code in the container; not root."""
+
+    workdir: str = ""
+    """Folder in which tool code starts, for example the repository in the image of a task. Empty: a new
+    folder in memory, up to `limits.disk_bytes`."""
+
+    read_only: bool = True
+    """Read-only root of the container. Without it tool code may change files of its image that `user`
+    may change; Docker's storage alone limits how much they write there."""
+
+    runtime: str = ""
+    """Docker's runtime, for example `runsc` (gVisor) or `kata`; empty: the daemon's default."""
+
+    program: str = "docker"
+    """Docker's command line. `DOCKER_HOST` and Docker's other variables hold for it."""
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.images) - set(_TOOLS))
+        if unknown:
+            raise ValueError(f"docker.images: {unknown[0]!r} is none of the tools {', '.join(_TOOLS)}")
+        if self.user.split(":")[0] in ("", "0", "root"):
+            raise ValueError("docker.user must be another user than root")
+        if self.cpus <= 0 or self.pull_s <= 0:
+            raise ValueError("docker.cpus and docker.pull_s must be positive")
+
+
+class AgentSandboxConfig(Config, frozen=True, kw_only=True):
+    """Pods of kubernetes-sigs/agent-sandbox (`backend: agent_sandbox`). The template of a warm pool
+    limits a pod; of `limits` those of time, output and transfer hold."""
+
+    warm_pool: str = ""
+    """`SandboxWarmPool` from which pods come."""
+
+    warm_pools: dict[str, str] = msgspec.field(default_factory=dict)
+    """Other warm pools, by the name of the tool: `python`, `shell`, `python_session`."""
+
+    task_warm_pools: tuple[str, ...] = ()
+    """Warm pools that a data row may choose, as patterns, by `image` in its `tools_kwargs`."""
+
+    namespace: str = "default"
+    """Kubernetes namespace of the claims."""
+
+    api_url: str = ""
+    """Address of the sandbox router. Empty: the service runs in the cluster and reaches pods itself."""
+
+    server_port: int = 8888
+    """Port of the runtime in a pod."""
+
+    ready_s: float = 180.0
+    """Time in which a claim must be ready."""
+
+    lifetime_s: float = 3600.0
+    """Age at which the cluster removes a claim, whatever became of this service."""
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.warm_pools) - set(_TOOLS))
+        if unknown:
+            tools = ", ".join(_TOOLS)
+            raise ValueError(f"agent_sandbox.warm_pools: {unknown[0]!r} is none of the tools {tools}")
+        if self.ready_s < 1 or self.lifetime_s < 1:
+            raise ValueError("agent_sandbox.ready_s and lifetime_s must be at least 1")
+
+
 class SandboxConfig(Config, frozen=True, kw_only=True):
     """The sandbox service."""
+
+    backend: str = "process"
+    """Place of tool code: `process` (confined processes of this machine), `docker` (containers, also
+    one image per task), `agent_sandbox` (pods of kubernetes-sigs/agent-sandbox), or `module:Class` of
+    yours (`docs/sandbox.md`)."""
+
+    backend_args: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Keyword arguments for a `module:Class` of yours."""
+
+    docker: DockerConfig = DockerConfig()
+    """Containers of Docker."""
+
+    agent_sandbox: AgentSandboxConfig = AgentSandboxConfig()
+    """Pods of Kubernetes."""
+
+    keep_shell: bool = False
+    """One container per episode for `shell`: its files stay from command to command, and the data row
+    may choose the image. Not with the backend `process`."""
 
     limits: CallLimits = CallLimits()
     """Bounds of each call."""
@@ -94,6 +207,14 @@ class SandboxConfig(Config, frozen=True, kw_only=True):
     """Time for running calls to end after SIGTERM."""
 
     def __post_init__(self) -> None:
+        if ":" not in self.backend and self.backend not in BACKENDS:
+            raise ValueError(
+                f"backend is {self.backend!r}: take one of {', '.join(BACKENDS)}, or module:Class"
+            )
+        if self.backend_args and ":" not in self.backend:
+            raise ValueError("backend_args are for a backend module:Class alone")
+        if self.keep_shell and self.backend == "process":
+            raise ValueError("keep_shell needs a backend with containers: docker or agent_sandbox")
         if self.max_concurrency < 1 or self.max_sessions < 1:
             raise ValueError("max_concurrency and max_sessions must be at least 1")
         if self.drain_s < 0:

@@ -29,7 +29,8 @@ class SandboxLostError(Exception):
 
 @dataclass(frozen=True)
 class Work:
-    """One call: a Python program (`mode` python), or a command line (shell)."""
+    """One call: a Python program (`mode` python), the next piece of a session (session), a command line
+    (shell), or one in a kept container (kept_shell)."""
 
     mode: str
     code: str
@@ -46,7 +47,7 @@ class Work:
 
 
 class SandboxSession(Protocol):
-    """A confined Python that keeps its names from call to call."""
+    """Confined place that keeps names and files from call to call."""
 
     async def execute(self, work: Work) -> Execution:
         """Run a piece of code; raises `SandboxLostError`."""
@@ -56,10 +57,20 @@ class SandboxSession(Protocol):
 
 
 class Sandbox(Protocol):
-    """Runs code."""
+    """Backend of the service: runs code."""
+
+    async def start(self) -> None:
+        """Get ready for the first call; `ConfigError` if it cannot work here."""
 
     async def run(self, work: Work) -> Execution:
         """One call; raises `SandboxLostError`."""
 
-    async def open_session(self) -> SandboxSession:
-        """A new session; raises `SandboxLostError`."""
+    async def open_session(self, mode: str = "session", image: str = "") -> SandboxSession:
+        """A new session for work of this mode (`session`: Python; `kept_shell`: command lines).
+
+        `image`: wish of the task; empty for none. Raises `SandboxLostError`, and `ValueError` for an
+        image that it may not have.
+        """
+
+    async def close(self) -> None:
+        """Remove everything; calls and sessions are over."""

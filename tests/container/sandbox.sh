@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The escape suite inside an unprivileged container, as a cautious cluster would run the service: not
+# The escape and abuse suites inside an unprivileged container, as a cautious cluster would run the service: not
 # root, no capabilities, Docker's default seccomp profile, a read-only root and a small writable /tmp.
 #
 # The image is Debian's Python from debootstrap, so it needs no registry; it stays in Docker's store and
@@ -87,7 +87,13 @@ run_suite() {
         --env PYTHONPATH=/opt/site:protos:shared:services --env PYTHONDONTWRITEBYTECODE=1 \
         --env OMP_NUM_THREADS=1 --env HOME=/tmp \
         "$IMAGE" python3 -m pytest -q -p no:cacheprovider tests/integration/sandbox/test_escapes.py \
-        tests/integration/sandbox/test_attacks.py
+        tests/integration/sandbox/test_attacks.py tests/integration/sandbox/test_abuses.py
+}
+
+# Containers as places of tool code: the service runs here, its calls in the image.
+run_docker_backend() {
+    PATH=/usr/bin:$PATH TAILRACE_TEST_IMAGE=$IMAGE "$PYTHON" -m pytest -q -p no:cacheprovider \
+        tests/integration/sandbox/test_docker.py
 }
 
 trap clean_up EXIT
@@ -99,3 +105,4 @@ install_programs
 reach_docker
 make_image
 run_suite
+run_docker_backend

@@ -63,8 +63,13 @@ class Output:
 
     def take(self) -> tuple[str, bool]:
         """Text received since the last call, and whether some was dropped."""
+        data, is_cut = self.take_raw()
+        return data.decode(errors="replace"), is_cut
+
+    def take_raw(self) -> tuple[bytes, bool]:
+        """Bytes received since the last call, and whether some were dropped."""
         is_cut = self._num_seen > len(self._kept)
-        return self.take_bytes().decode(errors="replace"), is_cut
+        return self.take_bytes(), is_cut
 
     def take_bytes(self) -> bytes:
         """Bytes received since the last call."""

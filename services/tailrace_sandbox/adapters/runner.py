@@ -70,8 +70,8 @@ class Runner:
             max_output_bytes=given.max_output_bytes,
         )
 
-    async def warm_up(self) -> None:
-        """Start one zygote, so that mistakes show now and the first call need not wait."""
+    async def start(self) -> None:
+        """See `Sandbox`. Starts one zygote: mistakes show now and the first call need not wait."""
         async with self._zygote():
             pass
 
@@ -90,12 +90,14 @@ class Runner:
                 return outcome
         return Execution(-signal.SIGKILL, reason="lost")
 
-    async def open_session(self) -> PythonSession:
+    async def open_session(self, mode: str = "session", image: str = "") -> PythonSession:
         """See `Sandbox`. Waits until there is room for one more session."""
+        if mode != "session" or image:
+            raise ValueError("sandbox.backend process has no images: use docker or agent_sandbox")
         await self._session_room.acquire()
         with ExitStack() as undo:
             undo.callback(self._session_room.release)
-            owned = await self._start()
+            owned = await self._started()
             undo.pop_all()
         metrics.SESSIONS.inc()
 
@@ -118,7 +120,7 @@ class Runner:
             self._close_later(self._idle.pop())
         await asyncio.gather(*self._closing)
 
-    async def _start(self) -> Owned:
+    async def _started(self) -> Owned:
         with ExitStack() as undo:
             uid, claim = self._place.claim_user()
             if claim is not None:
@@ -132,7 +134,7 @@ class Runner:
         async with self._room:
             while self._idle and self._idle[-1].zygote.is_lost:
                 self._close_later(self._idle.pop())
-            owned = self._idle.pop() if self._idle else await self._start()
+            owned = self._idle.pop() if self._idle else await self._started()
             ended_in_order = False
             try:
                 yield owned.zygote

@@ -49,7 +49,10 @@ _REASONS = {
     "restless": "something in it went on running between two calls",
     "lost": "its process was lost twice: it may need too much of the machine",
 }
-_INTERRUPTED = "interrupted because it took longer than {wall_s:g} s; variables are kept"
+_ENDED_ALONE = {  # without its session
+    "interrupted": "interrupted because it took longer than {wall_s:g} s; variables are kept",
+    "stopped": "ended because it took longer than {wall_s:g} s; files are kept",
+}
 _SESSION_LOST = "the session was lost with its variables and files; the next call starts a new one"
 _SESSION_ENDED = "the session is over; the next call starts a new one, without its variables and files"
 _NO_NETWORK = (
@@ -126,22 +129,32 @@ class PythonSessionTool(Tool):
         "the value of an expression at the end is shown. There is no network."
     )
     parameters: ClassVar[dict[str, Any]] = _parameters("code", "Code to run next.")
+    mode: ClassVar[str] = "session"
+    argument: ClassVar[str] = "code"
 
     def __init__(self, sandbox: Sandbox, config: SandboxConfig) -> None:
         self._sandbox = sandbox
         self._config = config
+        self._image = ""
         self._session: SandboxSession | None = None
 
     async def create(self, session: ToolSession) -> None:
-        """See `Tool`."""
-        self._session = await self._sandbox.open_session()
+        """See `Tool`. The task's row may ask for an image of its own."""
+        image = session.create_kwargs.get("image", "")
+        if not isinstance(image, str):
+            raise ValueError(f"{self.name}: image in tools_kwargs must be a name, not {image!r}")
+        self._image = image
+        self._session = await self._opened()
+
+    async def _opened(self) -> SandboxSession:
+        return await self._sandbox.open_session(self.mode, self._image)
 
     async def execute(self, arguments: dict[str, Any]) -> ToolOutput:
         """See `Tool`. A session that is lost is no failure of the episode: the model is told."""
-        work = _work("session", arguments["code"], arguments, self._config)
+        work = _work(self.mode, arguments[self.argument], arguments, self._config)
         try:
             if self._session is None:
-                self._session = await self._sandbox.open_session()
+                self._session = await self._opened()
         except SandboxLostError as error:
             metrics.CALLS.labels(self.name, "lost").inc()
             raise ToolUnavailableError(str(error)) from error
@@ -161,13 +174,31 @@ class PythonSessionTool(Tool):
             await session.close()
 
 
+class KeptShellTool(PythonSessionTool):
+    """Command lines in one container per episode."""
+
+    name = "shell"
+    description = (
+        "Run a command line in a shell and return what it prints. Files stay from call to call; the "
+        "working folder, variables and processes of a command do not. There is no network."
+    )
+    parameters: ClassVar[dict[str, Any]] = _parameters("command", "The command line.", **_STDIN)
+    mode: ClassVar[str] = "kept_shell"
+    argument: ClassVar[str] = "command"
+
+
 def offers(sandbox: Sandbox, config: SandboxConfig) -> tuple[ToolOffer, ...]:
     """All three tools, with timeouts above their own limits."""
     timeout_s = config.limits.max_wall_s + _EXTRA_S
     python, shell = PythonTool(sandbox, config), ShellTool(sandbox, config)
+    of_shell = (
+        ToolOffer.of(KeptShellTool, lambda: KeptShellTool(sandbox, config), timeout_s=timeout_s)
+        if config.keep_shell
+        else ToolOffer.of(ShellTool, lambda: shell, timeout_s=timeout_s)
+    )
     return (
         ToolOffer.of(PythonTool, lambda: python, timeout_s=timeout_s),
-        ToolOffer.of(ShellTool, lambda: shell, timeout_s=timeout_s),
+        of_shell,
         ToolOffer.of(
             PythonSessionTool, lambda: PythonSessionTool(sandbox, config), timeout_s=timeout_s
         ),
@@ -211,8 +242,8 @@ def _notes(outcome: Execution, limits: dict[str, float]) -> list[str]:
     notes = []
     if outcome.is_cut:
         notes.append("output was cut")
-    if outcome.reason == "interrupted":
-        notes.append(_INTERRUPTED.format(**limits))
+    if outcome.reason in _ENDED_ALONE:
+        notes.append(_ENDED_ALONE[outcome.reason].format(**limits))
     elif outcome.reason:
         notes.append(f"ended because {_REASONS[outcome.reason].format(**limits)}")
     elif outcome.exit_code < 0:

@@ -32,6 +32,7 @@ class ForkedCall:
     was_interrupted: bool = False
     is_paused: bool = False
     num_blind_looks: int = 0  # one after the other
+    seen: processes.Memory = field(default_factory=dict)
     num_restless_looks: int = 0  # one after the other, that found a paused call running
 
     def next_event_s(self) -> float:
@@ -83,7 +84,9 @@ class ForkedCall:
     def _look(self) -> str:
         limits = self.limits
         try:
-            held = processes.footprint(os.getpid(), limits.max_processes, limits.max_mappings)
+            held = processes.footprint(
+                os.getpid(), limits.max_processes, limits.max_mappings, self.seen
+            )
             used = workspace.measure(self.folder, limits.max_files)
             self.num_blind_looks = 0
         except (UninspectableError, OSError):

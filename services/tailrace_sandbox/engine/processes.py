@@ -4,6 +4,7 @@ A confined process cannot leave its group, so one signal reaches all of them at 
 fork; and since the zygote adopts orphans, all can be counted and waited for.
 """
 
+import contextlib
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tailrace_sandbox.engine.workspace import BLOCK_BYTES, UninspectableError
+from tailrace_sandbox.engine.workspace import BLOCK_BYTES, CALL_PREFIX, UninspectableError
 
 _REAP_TIMEOUT_S = 8.0
 _REAP_POLL_S = 0.002
@@ -46,7 +47,25 @@ def _socket_bytes() -> int:
 
 _PIPE_BYTES = 65536
 _OTHER_BYTES = 4096  # timers, events and lists of them
-_SOCKET_BYTES = _socket_bytes()
+_QUEUE_BYTES = {stat.S_IFSOCK: _socket_bytes(), stat.S_IFIFO: _PIPE_BYTES}
+_OF_A_CALL = f"/{CALL_PREFIX}".encode()
+_COUNTS_RUNS = os.path.exists("/proc/self/schedstat")
+
+
+class Seen(NamedTuple):
+    """Findings about a process while none of its threads ran.
+
+    Only files change then, by the hands of others: their entries are looked at again.
+    """
+
+    ran: bytes  # how long and how often each of its threads ran
+    objects: dict[Key, int]  # pipes and sockets, with the bytes that they can hold
+    files: tuple[str, ...]  # names of the open files among its descriptors
+    num_others: int
+    num_mappings: int  # negative: it maps files of the call
+
+
+Memory = dict[int, Seen]  # of one look for the next, by pid
 
 
 def descendants(pid: int) -> Iterator[tuple[int, list[str]]]:
@@ -63,16 +82,18 @@ def descendants(pid: int) -> Iterator[tuple[int, list[str]]]:
                 waiting.append(entry)
 
 
-def footprint(pid: int, max_processes: int, max_mappings: int) -> Footprint:
+def footprint(pid: int, max_processes: int, max_mappings: int, seen: Memory) -> Footprint:
     """Add up all descendants of `pid`, or those found until there are more than `max_processes` or
     `max_mappings`.
 
-    Stopping there keeps the look short while processes multiply. Raises `UninspectableError` if a
-    process hides what it holds.
+    Stopping there keeps the look short while processes multiply. `seen` is that of the last look, for
+    processes that did not run since. Raises `UninspectableError` if a process hides what it holds.
     """
     num_processes = memory_bytes = num_mappings = 0
     hidden: dict[Key, int] = {}
     queues: dict[Key, int] = {}
+    last = dict(seen)
+    seen.clear()
     for descendant, tasks in descendants(pid):
         where, threads, held_bytes = _alive(descendant, tasks)
         num_processes += threads
@@ -81,16 +102,41 @@ def footprint(pid: int, max_processes: int, max_mappings: int) -> Footprint:
             break
         if not threads:
             continue
+        ran = _ran(descendant, tasks)
         try:
-            memory_bytes += _open_files(where, hidden, queues)
-            num_mappings += _mappings(where, max_mappings - num_mappings, hidden)
+            found = _held(where, ran, last.get(descendant), hidden, max_mappings - num_mappings)
         except PermissionError as error:
             if _alive(descendant, tasks)[1]:
                 raise UninspectableError("a process hides its open files") from error
+            continue
+        seen[descendant] = found
+        queues.update(found.objects)
+        memory_bytes += found.num_others * _OTHER_BYTES
+        num_mappings += abs(found.num_mappings)
         if num_mappings > max_mappings:
             break
     memory_bytes += sum(queues.values())
     return Footprint(num_processes, memory_bytes, sum(hidden.values()), num_mappings)
+
+
+def _ran(pid: int, tasks: list[str]) -> bytes:
+    """Times that the threads of a process ran; empty where the kernel does not count them."""
+    times = [_read(f"/proc/{pid}/task/{task}/schedstat", 64) for task in tasks]
+    return b"".join(times) if all(times) and _COUNTS_RUNS else b""
+
+
+def _held(where: str, ran: bytes, last: Seen | None, hidden: dict[Key, int], max_mappings: int) -> Seen:
+    """Open files and mappings of a process; deleted files go into `hidden`."""
+    if last is None or not ran or ran != last.ran:
+        objects, files, num_others = _open_files(where, hidden)
+        num_mappings = _mappings(where, max_mappings, hidden)
+        return Seen(ran, objects, files, num_others, num_mappings)
+    for name in last.files:
+        with contextlib.suppress(FileNotFoundError):
+            _add_hidden(os.stat(f"{where}/fd/{name}"), hidden)
+    if last.num_mappings < 0:
+        return last._replace(num_mappings=_mappings(where, max_mappings, hidden))
+    return last
 
 
 def is_awake(pid: int) -> bool:
@@ -130,29 +176,47 @@ def _status(where: str) -> tuple[int, int]:
     return threads, held_kib * 1024
 
 
-def _open_files(where: str, hidden: dict[Key, int], queues: dict[Key, int]) -> int:
-    """Put deleted files into `hidden`, pipes and sockets into `queues`; bytes of the other objects."""
-    folder, num_others = f"{where}/fd", 0
-    for name in _list(folder):
-        try:
-            found = os.stat(f"{folder}/{name}")
-        except FileNotFoundError:
-            continue  # closed meanwhile
-        key, kind = (found.st_dev, found.st_ino), stat.S_IFMT(found.st_mode)
-        if kind == stat.S_IFREG and found.st_nlink == 0:
-            hidden[key] = max(found.st_blocks * BLOCK_BYTES, hidden.get(key, 0))
-        elif kind == stat.S_IFSOCK:
-            queues[key] = _SOCKET_BYTES
-        elif kind == stat.S_IFIFO:
-            queues[key] = _PIPE_BYTES
-        elif kind == 0:
-            num_others += 1
-    return num_others * _OTHER_BYTES
+def _open_files(where: str, hidden: dict[Key, int]) -> tuple[dict[Key, int], tuple[str, ...], int]:
+    """Pipes and sockets with their bytes, names of files, number of other objects.
+
+    Deleted files go into `hidden`.
+    """
+    objects: dict[Key, int] = {}
+    files, num_others = [], 0
+    try:
+        folder = os.open(f"{where}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError):
+        return {}, (), 0
+    try:
+        for name in _list(folder):
+            try:
+                found = os.stat(name, dir_fd=folder)
+            except FileNotFoundError:
+                continue  # closed meanwhile
+            kind = stat.S_IFMT(found.st_mode)
+            if kind == stat.S_IFREG:
+                files.append(name)
+                _add_hidden(found, hidden)
+            elif kind in _QUEUE_BYTES:
+                objects[found.st_dev, found.st_ino] = _QUEUE_BYTES[kind]
+            elif kind == 0:
+                num_others += 1
+    finally:
+        os.close(folder)
+    return objects, tuple(files), num_others
+
+
+def _add_hidden(found: os.stat_result, hidden: dict[Key, int]) -> None:
+    if found.st_nlink == 0 and stat.S_ISREG(found.st_mode):
+        key = (found.st_dev, found.st_ino)
+        hidden[key] = max(found.st_blocks * BLOCK_BYTES, hidden.get(key, 0))
 
 
 def _mappings(where: str, most: int, hidden: dict[Key, int]) -> int:
-    """Number of mappings, counted until there are more than `most`; files that are mapped, closed and
-    deleted go into `hidden`: their mapped part is all that can be known.
+    """Number of mappings, counted until there are more than `most`.
+
+    Negative if files of a call are among them, which others may delete. Those that are mapped, closed
+    and deleted go into `hidden`: their mapped part is all that can be known.
     """
     most_bytes = (most + 1) * _LONGEST_MAPPING
     text = _read(f"{where}/maps", most_bytes)
@@ -166,10 +230,11 @@ def _mappings(where: str, most: int, hidden: dict[Key, int]) -> int:
                 major, _, minor = device.partition(b":")
                 key = (os.makedev(int(major, 16), int(minor, 16)), int(inode))
                 hidden[key] = max(int(end, 16) - int(begin, 16), hidden.get(key, 0))
-    return text.count(b"\n")
+    num_mappings = text.count(b"\n")
+    return -num_mappings if _OF_A_CALL in text else num_mappings
 
 
-def _list(path: str) -> list[str]:
+def _list(path: str | int) -> list[str]:
     try:
         return os.listdir(path)
     except (FileNotFoundError, ProcessLookupError):

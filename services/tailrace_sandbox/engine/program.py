@@ -1,4 +1,9 @@
-"""Running Python source that came as text: one program, or one piece of a session."""
+"""Running Python source that came as text: one program, or one piece of a session.
+
+Also runs on the Python of a container's image, from 3.7 on.
+"""
+
+from __future__ import annotations
 
 import _thread
 import ast
@@ -24,7 +29,7 @@ class Attempt:
         self.exit_code = 0
         self.left = False  # it asked to exit
 
-    def __enter__(self) -> "Attempt":
+    def __enter__(self) -> Attempt:
         return self
 
     def __exit__(

@@ -11,6 +11,7 @@ import stat
 from typing import NamedTuple
 
 BLOCK_BYTES = 512
+CALL_PREFIX = "call-"
 _MAX_DEPTH = 64
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
@@ -28,7 +29,7 @@ class Usage(NamedTuple):
 
 def create(base: str) -> str:
     """A new, empty folder under `base` with a name that nobody can guess."""
-    path = f"{base}/call-{os.urandom(12).hex()}"
+    path = f"{base}/{CALL_PREFIX}{os.urandom(12).hex()}"
     os.mkdir(path, 0o700)
     return path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,9 @@ import pytest
 from tests.conftest import ESCAPE_ATTEMPT
 from tests.integration.sandbox.box import Box
 
+pytest.register_assert_rewrite("tests.integration.sandbox.contract")
+
+_SUITE = re.compile("test_(escapes|abuses)")
 SECRET = "tailrace-secret-4711"
 
 
@@ -54,7 +58,7 @@ class Outside:
 @pytest.fixture(autouse=True)
 def counted(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> None:
     """Each test of the escape suite that asks the sandbox for something is an attempt."""
-    if "test_escapes" in request.node.nodeid and "box" in request.fixturenames:
+    if _SUITE.search(request.node.nodeid) and "box" in request.fixturenames:
         record_property(*ESCAPE_ATTEMPT)
 
 

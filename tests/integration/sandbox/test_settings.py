@@ -116,7 +116,13 @@ class Remembering:
         self.work = work
         return Execution(0, "", "", "", False, {}, ())
 
-    async def open_session(self) -> SandboxSession:
+    async def open_session(self, mode: str = "session", image: str = "") -> SandboxSession:
+        raise NotImplementedError
+
+    async def start(self) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
         raise NotImplementedError
 
 

@@ -1,0 +1,115 @@
+"""One call in a box: files in, the program with its limits, files out."""
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from tailrace_sandbox.adapters import box_files
+from tailrace_sandbox.adapters.box import Answer, Box, Command
+from tailrace_sandbox.config import CallLimits
+from tailrace_sandbox.engine import guest, program
+from tailrace_sandbox.ports import Execution, Work
+
+_FILES_S = 60.0
+_GRACE_S = 5.0  # for the answer of a session, beyond its own deadlines
+_FIRST_SIGNAL = 128
+_LAST_SIGNAL = 192
+_TIMED_OUT = 124  # as `timeout` says it
+_NO_PROGRAM = 127
+_NO_PYTHON = "there is no python3 in this image, which python and python_session need\n"
+_WITHIN_TIME = (
+    'command -v timeout >/dev/null && exec timeout -k 1 $1 /bin/sh -c "$2"; exec /bin/sh -c "$2"'
+)
+_START = """
+import sys, types
+def module(name, text=None):
+    made = sys.modules[name] = types.ModuleType(name)
+    made.__path__ = []
+    if text is not None: exec(compile(text, name, "exec"), made.__dict__)
+    return made
+_, program, guest, function, argument = sys.argv
+module("tailrace_sandbox")
+engine = module("tailrace_sandbox.engine")
+engine.program = module("tailrace_sandbox.engine.program", program)
+getattr(module("tailrace_sandbox.engine.guest", guest), function)(float(argument))
+"""
+
+
+async def called(box: Box, work: Work, limits: CallLimits) -> Execution:
+    """One call in a box: files in, the program, files out."""
+    wall_s = min(work.wall_s, limits.max_wall_s)
+    if work.files:
+        packed = await asyncio.to_thread(box_files.packed, work.files)
+        put = await box.execute(Command(box_files.UNPACK, _FILES_S, packed))
+        if put.exit_code or put.reason:
+            reason = put.stderr.decode(errors="replace").strip()
+            return Execution(1, stderr=f"files: cannot write them: {reason}\n", reason=put.reason)
+    began_s = time.perf_counter()
+    answer = await box.execute(_COMMANDS[work.mode](work, wall_s, limits.max_output_bytes))
+    took_s = time.perf_counter() - began_s
+    outcome = _outcome(answer, work)
+    if answer.exit_code == guest.LOOK_INTO_STATUS and work.mode == "session" and not answer.reason:
+        outcome = await _status(box, outcome)
+    if answer.exit_code == _TIMED_OUT and work.mode == "kept_shell" and took_s >= wall_s:
+        outcome = replace(outcome, reason="stopped")
+    if work.outputs and not answer.reason:
+        found = await box_files.collected(box, work.outputs, limits.max_transfer_bytes)
+        outcome = replace(outcome, files=found.files, refused=found.refused)
+    return outcome
+
+
+def _outcome(answer: Answer, work: Work) -> Execution:
+    exit_code, stderr = answer.exit_code, answer.stderr.decode(errors="replace")
+    if _FIRST_SIGNAL < exit_code <= _LAST_SIGNAL and work.mode == "python":
+        exit_code = _FIRST_SIGNAL - exit_code
+    if exit_code == _NO_PROGRAM and work.mode != "shell":
+        stderr = _NO_PYTHON
+    return Execution(
+        exit_code, answer.stdout.decode(errors="replace"), stderr, answer.reason, answer.is_cut
+    )
+
+
+async def _status(box: Box, outcome: Execution) -> Execution:
+    """Outcome of a piece of a session that was interrupted or ended it. The box may say anything."""
+    answer = await box.execute(Command(("head", "-c", "64", guest.STATUS), _FILES_S))
+    try:
+        exit_code, was_interrupted, ended = map(int, answer.stdout.split())
+    except ValueError:
+        exit_code, was_interrupted, ended = outcome.exit_code, 0, 0
+    reason = ("wall_clock" if ended else "interrupted") if was_interrupted else ""
+    return replace(
+        outcome, exit_code=max(-64, min(exit_code, 255)), reason=reason, ended_session=bool(ended)
+    )
+
+
+def _python(work: Work, wall_s: float, max_output_bytes: int) -> Command:
+    code = work.code.encode()
+    return Command(
+        _guest("run_program", len(code)), wall_s, code + work.stdin.encode(), max_output_bytes
+    )
+
+
+def _shell(work: Work, wall_s: float, max_output_bytes: int) -> Command:
+    return Command(("/bin/sh", "-c", work.code), wall_s, work.stdin.encode(), max_output_bytes)
+
+
+def _kept_shell(work: Work, wall_s: float, max_output_bytes: int) -> Command:
+    argv = ("/bin/sh", "-c", _WITHIN_TIME, "sh", f"{wall_s:g}", work.code)
+    return Command(argv, wall_s + _GRACE_S, work.stdin.encode(), max_output_bytes)
+
+
+def _session(work: Work, wall_s: float, max_output_bytes: int) -> Command:
+    given_s = wall_s + guest.INTERRUPT_GRACE_S + _GRACE_S
+    return Command(_guest("call_session", wall_s), given_s, work.code.encode(), max_output_bytes)
+
+
+def _guest(function: str, argument: float) -> tuple[str, ...]:
+    """Command line of the program for the inside, with its text."""
+    return ("python3", "-X", "utf8", "-c", _START, _PROGRAM_TEXT, _GUEST_TEXT, function, str(argument))
+
+
+_PROGRAM_TEXT, _GUEST_TEXT = (
+    Path(str(module.__file__)).read_text(encoding="utf-8") for module in (program, guest)
+)
+_COMMANDS = {"python": _python, "shell": _shell, "kept_shell": _kept_shell, "session": _session}

@@ -1,0 +1,140 @@
+"""Attacks on what calls share: none gets it, none passes a limit, none costs its neighbours a call.
+
+They run on the bare machine and, by `make test-sandbox-container`, in an unprivileged container.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from tailrace_sandbox.adapters.tools import PythonSessionTool
+from tailrace_sandbox.config import SandboxConfig
+from tests.integration.sandbox.abuses import GRABS, HOGS
+from tests.integration.sandbox.box import CONFIG, LIMITS, MIB, Box
+from tests.integration.sandbox.conftest import SECRET, Outside
+
+WALL_S = 1.5
+GRACE_S = 6.0
+IN_SESSIONS = (
+    "forks without an end", "zombies", "sockets full of bytes", "a JSON bomb", "a deep pickle",
+    "a flood of both outputs", "a folder that grows names", "a stop of itself", "an exec of itself",
+    "a quit of everything", "a limit of its own at zero", "mappings that split",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRABS, ids=lambda name: name.replace(" ", "-"))
+def test_a_call_does_not_get(name: str, box: Box, outside: Outside) -> None:
+    outcome = box.python(outside.fill(GRABS[name]))
+    assert "ESCAPED" not in outcome.stdout, outcome
+    assert SECRET not in outcome.stdout + outcome.stderr
+    assert outcome.reason == "", "it must fail by itself, not by running out of something"
+    assert not (outside.folder / "new").exists()
+    assert outside.victim.poll() is None
+
+
+class Peak:
+    """Most processes and memory that the descendants of this process had, sampled meanwhile.
+
+    Pages that forked processes share count once, as the machine has them once.
+    """
+
+    def __init__(self) -> None:
+        self.num_processes = self.memory_bytes = 0
+        self._outside = set(_descendants())
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(0.002):
+            held = [_held(pid) for pid in _descendants() if pid not in self._outside]
+            self.num_processes = max(self.num_processes, sum(threads for threads, _ in held))
+            self.memory_bytes = max(self.memory_bytes, sum(memory for _, memory in held))
+
+
+def _descendants() -> Iterator[int]:
+    waiting = [os.getpid()]
+    while waiting:
+        for path in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+            try:
+                found = [int(pid) for pid in path.read_text().split()]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            yield from found
+            waiting += found
+
+
+def _held(pid: int) -> tuple[int, int]:
+    """Threads and bytes of memory; nothing for a process that ended."""
+    try:
+        threads = len(os.listdir(f"/proc/{pid}/task"))
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0, 0
+    kib = next((line.split()[1] for line in lines if line.startswith("Pss_Anon:")), "0")
+    return threads, 1024 * int(kib)
+
+
+@pytest.mark.parametrize("name", HOGS, ids=lambda name: name.replace(" ", "-"))
+def test_a_call_takes_no_more_than_its_share_by(name: str, box: Box) -> None:
+    assert box.python("print('before')").stdout == "before\n"
+    began_s = time.monotonic()
+    with Peak() as peak:
+        outcome = box.python(HOGS[name], wall_s=WALL_S)
+    assert time.monotonic() - began_s < WALL_S + GRACE_S, outcome
+    assert outcome.reason != "lost", outcome
+    assert len(outcome.stdout) <= LIMITS.max_output_bytes
+    assert peak.memory_bytes <= 1.1 * LIMITS.memory_bytes, outcome
+    assert peak.num_processes <= 1.1 * LIMITS.max_processes, outcome
+    assert box.python("print('after')").stdout == "after\n"
+    assert box.leaves_no_folder()
+
+
+def test_memory_of_many_processes_stays_within_a_tenth_of_the_default_limit() -> None:
+    config = SandboxConfig(max_concurrency=1)
+    bomb = (
+        "import mmap, os, time\nfor _ in range(11):\n    if os.fork() == 0: break\n"
+        f"m = mmap.mmap(-1, {256 * MIB}, flags=0x22)\n"
+        f"for i in range(0, {256 * MIB}, 4096): m[i] = 1\ntime.sleep(9)"
+    )
+    box = Box(config)
+    try:
+        box.python("print('before')")
+        with Peak() as peak:
+            outcome = box.python(bomb, wall_s=10.0)
+    finally:
+        box.close()
+    assert outcome.reason == "memory"
+    assert peak.memory_bytes <= 1.1 * config.limits.memory_bytes
+
+
+@pytest.mark.parametrize("name", IN_SESSIONS, ids=lambda name: name.replace(" ", "-"))
+def test_a_session_tells_its_model_and_fails_no_episode_by(name: str, box: Box) -> None:
+    async def scenario() -> tuple[Any, Any]:
+        tool = PythonSessionTool(box.runner, CONFIG)
+        hogged = await tool.execute({"code": HOGS[name], "timeout_s": 1.0})
+        after = await tool.execute({"code": "print('on')", "timeout_s": 5.0})
+        await tool.release()
+        return hogged, after
+
+    hogged, after = box.wait(scenario())
+    assert hogged.content or not hogged.is_error
+    assert after.content.endswith("on") or "new one" in after.content, (hogged, after)
+    assert box.python("print('after')").stdout == "after\n"

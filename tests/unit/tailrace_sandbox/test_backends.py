@@ -1,0 +1,158 @@
+"""Choice of a backend, and backends of users."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tailrace.config import ConfigError
+from tailrace_sandbox.adapters.backends import open_sandbox
+from tailrace_sandbox.adapters.box import Answer, Command
+from tailrace_sandbox.adapters.box_files import collected
+from tailrace_sandbox.adapters.docker import has_ended, own_process, run_command
+from tailrace_sandbox.config import AgentSandboxConfig, CallLimits, DockerConfig, SandboxConfig
+from tailrace_sandbox.ports import Execution, SandboxSession, Work
+
+
+class EchoSandbox:
+    """A user's backend: it returns the code that it is given."""
+
+    def __init__(self, config: SandboxConfig, mark: str) -> None:
+        self._wall_s = config.limits.wall_s
+        self._mark = mark
+        self.started = False
+
+    async def start(self) -> None:
+        self.started = True
+
+    async def run(self, work: Work) -> Execution:
+        return Execution(0, f"{self._mark}{work.code} {self._wall_s:g}")
+
+    async def open_session(self, mode: str = "session", image: str = "") -> SandboxSession:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        self.started = False
+
+
+OWN = f"{__name__}:EchoSandbox"
+
+
+async def test_a_class_of_the_user_is_a_backend() -> None:
+    limits = CallLimits(wall_s=7.0)
+    config = SandboxConfig(backend=OWN, backend_args={"mark": "> "}, limits=limits)
+    sandbox = await open_sandbox(config, "test")
+    assert isinstance(sandbox, EchoSandbox)
+    assert sandbox.started
+    assert (await sandbox.run(Work("python", "code", 1.0))).stdout == "> code 7"
+
+
+async def test_a_backend_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"sandbox\.backend.*NoSandbox"):
+        await open_sandbox(SandboxConfig(backend=f"{__name__}:NoSandbox"), "test")
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"backend": "podman"}, "process, docker, agent_sandbox, or module:Class"),
+        ({"backend_args": {"a": 1}}, "module:Class"),
+        ({"keep_shell": True}, "docker or agent_sandbox"),
+    ],
+)
+def test_mistakes_name_what_is_valid(section: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SandboxConfig(**section)
+
+
+@pytest.mark.parametrize("user", ["root", "0", "0:0", ""])
+def test_tool_code_is_never_root_in_a_container(user: str) -> None:
+    with pytest.raises(ValueError, match="another user than root"):
+        DockerConfig(user=user)
+
+
+def test_images_of_unknown_tools_are_refused() -> None:
+    with pytest.raises(ValueError, match="'bash' is none of the tools"):
+        DockerConfig(images={"bash": "x"})
+    with pytest.raises(ValueError, match="'bash' is none of the tools"):
+        AgentSandboxConfig(warm_pools={"bash": "x"})
+
+
+def test_every_limit_reaches_the_container() -> None:
+    limits = CallLimits(
+        memory_bytes=1001, max_processes=7, disk_bytes=1002, max_files=8, max_open_files=9, cpu_s=10
+    )
+    config = DockerConfig(cpus=0.5, runtime="runsc", user="7:8", pull="never")
+    given = " ".join(run_command(config, limits, "an/image", "a-name", "owner"))
+    for words in (
+        "--network none", "--read-only", "--user 7:8", "--cap-drop ALL", "no-new-privileges",
+        "--memory 1001", "--memory-swap 1001", "--pids-limit 9", "--cpus 0.5", "nofile=9", "cpu=10",
+        "size=1002,nr_inodes=9", "--runtime runsc", "--pull never", "an/image",
+    ):  # fmt: skip
+        assert words in given
+
+
+def test_a_living_service_keeps_its_containers_and_a_dead_one_does_not() -> None:
+    boot, space, pid, started = own_process().split("-")
+    assert not has_ended(own_process())
+    assert has_ended(f"{boot}-{space}-{pid}-{int(started) + 1}")
+    assert has_ended(f"{boot}-{space}-4194304-1")
+    assert not has_ended(f"other-{space}-4194304-1")
+    assert not has_ended("nonsense")
+
+
+class FakeBox:
+    """A box with these files, whose content is their name."""
+
+    def __init__(self, names: list[str], others: list[str]) -> None:
+        self._listed = b"".join(f"./{name}\0".encode() for name in names)
+        self._listed += b"/\0" + b"".join(f"./{name}\0".encode() for name in others)
+
+    async def execute(self, command: Command) -> Answer:
+        if command.argv[0] == "head":
+            return Answer(0, command.argv[-1][2:].encode()[: int(command.argv[2])])
+        return Answer(0, self._listed)
+
+    async def pause(self) -> None:
+        raise NotImplementedError
+
+    async def resume(self) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+
+NAMES = ["a", "b.txt", "d/c.txt", "d/e/f.txt", ".h", "d/.h.txt"]
+PATTERNS = {
+    "*": ["a", "b.txt"],
+    "*.txt": ["b.txt"],
+    "**/*.txt": ["b.txt", "d/c.txt", "d/e/f.txt"],
+    "d/**/f.txt": ["d/e/f.txt"],
+    "./d/c.txt": ["d/c.txt"],
+    ".*": [".h"],
+    "?": ["a"],
+    "**": ["a", "b.txt", "d/c.txt", "d/e/f.txt"],
+    "": [],
+    "../a": [],
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+async def test_patterns_choose_files(pattern: str) -> None:
+    found = await collected(FakeBox(NAMES, []), (pattern,), 1000)
+    assert sorted(found.files) == PATTERNS[pattern]
+
+
+async def test_files_that_are_too_many_too_large_or_no_files_are_refused() -> None:
+    names = [f"n{number:03}" for number in range(70)]
+    found = await collected(FakeBox([*names, "z" * 40], ["link"]), ("*",), 4 * 64)
+    assert sorted(found.files) == names[:64]
+    assert sorted(found.refused) == ["link", *names[64:], "z" * 40]
+
+
+async def test_a_pattern_that_makes_matchers_slow_does_not() -> None:
+    pattern = "/".join(["**"] * 200) + "/" + "*a" * 200 + "b"
+    found = await collected(FakeBox(["/".join(["x"] * 500) + "/" + "a" * 500], []), (pattern,), 100)
+    assert found.files == {}
