@@ -22,9 +22,9 @@ from tailrace.config import ConfigError
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import load_extra
 from tailrace.log import get_logger
-from tailrace_sandbox.adapters.box import Answer, Command
+from tailrace_sandbox.adapters.box import BoxAnswer, BoxCommand
 from tailrace_sandbox.adapters.docker import TOOLS
-from tailrace_sandbox.config import SandboxConfig
+from tailrace_sandbox.config import AgentSandboxConfig, SandboxConfig
 from tailrace_sandbox.ports import SandboxLostError
 
 log = get_logger(__name__)
@@ -61,7 +61,7 @@ class AgentPods:
         if not config.warm_pool:
             raise ConfigError("sandbox.agent_sandbox.warm_pool is missing: name a SandboxWarmPool")
         if self._client is None:
-            self._client = _client(config.api_url, config.server_port)
+            self._client = _client(config)
         ((key, value),) = self._labels.items()
         try:
             left = await _asked(
@@ -111,7 +111,7 @@ class AgentPod:
         self._claim = sandbox.claim_name
         self._namespace = namespace
 
-    async def execute(self, command: Command) -> Answer:
+    async def execute(self, command: BoxCommand) -> BoxAnswer:
         """See `Box`."""
         folder = f"{_FOLDER}/{uuid.uuid4().hex}"
         within_s = command.wall_s + _GRACE_S
@@ -141,13 +141,13 @@ class AgentPod:
             log.warning("a claim stays until its age ends it", claim=self._claim, reason=str(error))
 
 
-def command_line(command: Command, folder: str) -> tuple[str, ...]:
+def command_line(command: BoxCommand, folder: str) -> tuple[str, ...]:
     """Words that run a command in a pod with its limits; input and outputs are files in `folder`."""
     limits = (folder, str(command.max_output_bytes + 1), f"{command.wall_s:g}")
     return ("/bin/sh", "-c", _SCRIPT, "sh", *limits, *command.argv)
 
 
-def answer_of(stdout: str, command: Command, took_s: float) -> Answer:
+def answer_of(stdout: str, command: BoxCommand, took_s: float) -> BoxAnswer:
     """Answer in the output of `command_line`; raises `SandboxLostError` for anything else."""
     try:
         output, error, code = stdout.split("\n")[:3]
@@ -158,7 +158,7 @@ def answer_of(stdout: str, command: Command, took_s: float) -> Answer:
     kept = [stream[: command.max_output_bytes] for stream in streams]
     is_cut = any(len(stream) > command.max_output_bytes for stream in streams)
     is_late = exit_code in _KILLED and took_s >= command.wall_s
-    return Answer(exit_code, kept[0], kept[1], "wall_clock" if is_late else "", is_cut)
+    return BoxAnswer(exit_code, kept[0], kept[1], "wall_clock" if is_late else "", is_cut)
 
 
 _KILLED = (124, 137)  # exit codes of `timeout` after it ended its command
@@ -171,14 +171,19 @@ def label_of(owner: str) -> str:
     return f"{plain[: _MAX_LABEL - len(digest) - 1]}-{digest}".lstrip("-")
 
 
-def _client(api_url: str, server_port: int) -> Any:
+def connection_of(config: AgentSandboxConfig) -> tuple[str, dict[str, Any]]:
+    """Name of the package's connection model, and its fields."""
+    if config.api_url:
+        fields = {"api_url": config.api_url, "server_port": config.server_port}
+        return "SandboxDirectConnectionConfig", fields
+    return "SandboxInClusterConnectionConfig", {"server_port": config.server_port}
+
+
+def _client(config: AgentSandboxConfig) -> Any:
     package = load_extra("k8s_agent_sandbox.async_sandbox_client", "agent-sandbox", _KEY)
     models = load_extra("k8s_agent_sandbox.models", "agent-sandbox", _KEY)
-    if api_url:
-        reached = models.SandboxDirectConnectionConfig(api_url=api_url, server_port=server_port)
-    else:
-        reached = models.SandboxInClusterConnectionConfig(server_port=server_port)
-    return package.AsyncSandboxClient(connection_config=reached)
+    model, fields = connection_of(config)
+    return package.AsyncSandboxClient(connection_config=getattr(models, model)(**fields))
 
 
 async def _asked(what: str, answer: Awaitable[T], within_s: float) -> T:

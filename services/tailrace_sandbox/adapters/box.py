@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True)
-class Command:
+class BoxCommand:
     """A command line in a box. `stdin`: its whole input."""
 
     argv: tuple[str, ...]
@@ -15,7 +15,7 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Answer:
+class BoxAnswer:
     """End of a command; `reason`: the limit that ended it, and the box with it."""
 
     exit_code: int
@@ -28,7 +28,7 @@ class Answer:
 class Box(Protocol):
     """A container, or anything else that runs command lines in a folder of its own."""
 
-    async def execute(self, command: Command) -> Answer:
+    async def execute(self, command: BoxCommand) -> BoxAnswer:
         """Run a command line in the working folder; raises `SandboxLostError`."""
 
     async def pause(self) -> None:

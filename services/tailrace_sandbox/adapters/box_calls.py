@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tailrace_sandbox.adapters import box_files
-from tailrace_sandbox.adapters.box import Answer, Box, Command
+from tailrace_sandbox.adapters.box import Box, BoxAnswer, BoxCommand
 from tailrace_sandbox.config import CallLimits
 from tailrace_sandbox.engine import guest, program
 from tailrace_sandbox.ports import Execution, Work
@@ -41,7 +41,7 @@ async def called(box: Box, work: Work, limits: CallLimits) -> Execution:
     wall_s = min(work.wall_s, limits.max_wall_s)
     if work.files:
         packed = await asyncio.to_thread(box_files.packed, work.files)
-        put = await box.execute(Command(box_files.UNPACK, _FILES_S, packed))
+        put = await box.execute(BoxCommand(box_files.UNPACK, _FILES_S, packed))
         if put.exit_code or put.reason:
             reason = put.stderr.decode(errors="replace").strip()
             return Execution(1, stderr=f"files: cannot write them: {reason}\n", reason=put.reason)
@@ -59,7 +59,7 @@ async def called(box: Box, work: Work, limits: CallLimits) -> Execution:
     return outcome
 
 
-def _outcome(answer: Answer, work: Work) -> Execution:
+def _outcome(answer: BoxAnswer, work: Work) -> Execution:
     exit_code, stderr = answer.exit_code, answer.stderr.decode(errors="replace")
     if _FIRST_SIGNAL < exit_code <= _LAST_SIGNAL and work.mode == "python":
         exit_code = _FIRST_SIGNAL - exit_code
@@ -72,7 +72,7 @@ def _outcome(answer: Answer, work: Work) -> Execution:
 
 async def _status(box: Box, outcome: Execution) -> Execution:
     """Outcome of a piece of a session that was interrupted or ended it. The box may say anything."""
-    answer = await box.execute(Command(("head", "-c", "64", guest.STATUS), _FILES_S))
+    answer = await box.execute(BoxCommand(("head", "-c", "64", guest.STATUS), _FILES_S))
     try:
         exit_code, was_interrupted, ended = map(int, answer.stdout.split())
     except ValueError:
@@ -83,25 +83,25 @@ async def _status(box: Box, outcome: Execution) -> Execution:
     )
 
 
-def _python(work: Work, wall_s: float, max_output_bytes: int) -> Command:
+def _python(work: Work, wall_s: float, max_output_bytes: int) -> BoxCommand:
     code = work.code.encode()
-    return Command(
+    return BoxCommand(
         _guest("run_program", len(code)), wall_s, code + work.stdin.encode(), max_output_bytes
     )
 
 
-def _shell(work: Work, wall_s: float, max_output_bytes: int) -> Command:
-    return Command(("/bin/sh", "-c", work.code), wall_s, work.stdin.encode(), max_output_bytes)
+def _shell(work: Work, wall_s: float, max_output_bytes: int) -> BoxCommand:
+    return BoxCommand(("/bin/sh", "-c", work.code), wall_s, work.stdin.encode(), max_output_bytes)
 
 
-def _kept_shell(work: Work, wall_s: float, max_output_bytes: int) -> Command:
+def _kept_shell(work: Work, wall_s: float, max_output_bytes: int) -> BoxCommand:
     argv = ("/bin/sh", "-c", _WITHIN_TIME, "sh", f"{wall_s:g}", work.code)
-    return Command(argv, wall_s + _GRACE_S, work.stdin.encode(), max_output_bytes)
+    return BoxCommand(argv, wall_s + _GRACE_S, work.stdin.encode(), max_output_bytes)
 
 
-def _session(work: Work, wall_s: float, max_output_bytes: int) -> Command:
+def _session(work: Work, wall_s: float, max_output_bytes: int) -> BoxCommand:
     given_s = wall_s + guest.INTERRUPT_GRACE_S + _GRACE_S
-    return Command(_guest("call_session", wall_s), given_s, work.code.encode(), max_output_bytes)
+    return BoxCommand(_guest("call_session", wall_s), given_s, work.code.encode(), max_output_bytes)
 
 
 def _guest(function: str, argument: float) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
-from tailrace_sandbox.adapters.box import Box, Command
+from tailrace_sandbox.adapters.box import Box, BoxCommand
 from tailrace_sandbox.engine.files import Collected
 
 UNPACK = ("tar", "-x", "-f", "-")
@@ -31,7 +31,7 @@ def packed(files: dict[str, bytes]) -> bytes:
 async def collected(box: Box, patterns: tuple[str, ...], max_bytes: int) -> Collected:
     """Files that match one of the patterns, `max_bytes` of them and 64 in all."""
     listed = await box.execute(
-        Command(("/bin/sh", "-c", _LIST), _TIMEOUT_S, max_output_bytes=_MAX_LIST_BYTES)
+        BoxCommand(("/bin/sh", "-c", _LIST), _TIMEOUT_S, max_output_bytes=_MAX_LIST_BYTES)
     )
     regular, others = _names(listed.stdout)
     wanted = [name for name in regular if _is_wanted(name, patterns)]
@@ -42,7 +42,7 @@ async def collected(box: Box, patterns: tuple[str, ...], max_bytes: int) -> Coll
             refused.append(name)
             continue
         argv = ("head", "-c", str(max_bytes + 1), f"./{name}")
-        answer = await box.execute(Command(argv, _TIMEOUT_S, max_output_bytes=max_bytes + 1))
+        answer = await box.execute(BoxCommand(argv, _TIMEOUT_S, max_output_bytes=max_bytes + 1))
         if answer.exit_code or answer.reason or len(answer.stdout) > max_bytes:
             refused.append(name)
             continue

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tailrace.config import ConfigError
 from tailrace.log import get_logger
-from tailrace_sandbox.adapters.box import Answer, Command
+from tailrace_sandbox.adapters.box import BoxAnswer, BoxCommand
 from tailrace_sandbox.adapters.docker_program import Docker
 from tailrace_sandbox.config import CallLimits, DockerConfig, SandboxConfig
 from tailrace_sandbox.ports import SandboxLostError
@@ -162,7 +162,7 @@ class Container:
         self._workdir = workdir
         self._num_oom_kills = 0
 
-    async def execute(self, command: Command) -> Answer:
+    async def execute(self, command: BoxCommand) -> BoxAnswer:
         """See `Box`. A command that takes too long or floods its output ends with its container."""
         argv = ("exec", "--interactive", "--workdir", self._workdir, self._name, *command.argv)
         answer = await self._docker.answer(argv, command)
@@ -171,7 +171,7 @@ class Container:
             return answer
         return await self._checked(answer) if answer.exit_code else answer
 
-    async def _checked(self, answer: Answer) -> Answer:
+    async def _checked(self, answer: BoxAnswer) -> BoxAnswer:
         """The answer with the reason of its failure, if memory was that."""
         code, output, error = await self._docker.order("exec", self._name, "cat", *_OOM_FILES)
         found = _OOM_KILLS.search(output.encode())
@@ -182,7 +182,7 @@ class Container:
         self._num_oom_kills = num_oom_kills
         if not is_new:
             return answer
-        return Answer(answer.exit_code, answer.stdout, answer.stderr, "memory", answer.is_cut)
+        return BoxAnswer(answer.exit_code, answer.stdout, answer.stderr, "memory", answer.is_cut)
 
     async def pause(self) -> None:
         """See `Box`: the kernel's freezer stops it, though on busy machines not at the first try."""

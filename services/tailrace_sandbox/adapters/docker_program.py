@@ -4,7 +4,7 @@ import asyncio
 import os
 
 from tailrace.config import ConfigError
-from tailrace_sandbox.adapters.box import Answer, Command
+from tailrace_sandbox.adapters.box import BoxAnswer, BoxCommand
 from tailrace_sandbox.adapters.pipes import Output, sealed
 from tailrace_sandbox.ports import SandboxLostError
 
@@ -26,13 +26,13 @@ class Docker:
 
     async def order(self, *argv: str, within_s: float = _ORDER_S) -> tuple[int, str, str]:
         """Exit code, output and last line of the errors of an order to the daemon."""
-        answer = await self.answer(argv, Command(argv, within_s, max_output_bytes=_MAX_ERROR_BYTES))
+        answer = await self.answer(argv, BoxCommand(argv, within_s, max_output_bytes=_MAX_ERROR_BYTES))
         if answer.reason:
             raise SandboxLostError(f"docker {argv[0]} did not end within {within_s:g} s")
         lines = answer.stderr.decode(errors="replace").strip().splitlines()
         return answer.exit_code, answer.stdout.decode(errors="replace"), lines[-1] if lines else ""
 
-    async def answer(self, argv: tuple[str, ...], command: Command) -> Answer:
+    async def answer(self, argv: tuple[str, ...], command: BoxCommand) -> BoxAnswer:
         """Run the program; a command that ends too late or writes too much is left behind."""
         flooded = asyncio.Event()
         outputs = tuple(Output(command.max_output_bytes, flooded.set) for _ in range(2))
@@ -52,7 +52,7 @@ class Docker:
             if not reason:
                 await asyncio.gather(*(output.ended.wait() for output in outputs))
             (stdout, is_cut), (stderr, is_cut_too) = (output.take_raw() for output in outputs)
-            return Answer(process.returncode or 0, stdout, stderr, reason, is_cut or is_cut_too)
+            return BoxAnswer(process.returncode or 0, stdout, stderr, reason, is_cut or is_cut_too)
         finally:
             os.close(stdin)
             if process is not None and process.returncode is None:

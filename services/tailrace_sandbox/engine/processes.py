@@ -52,7 +52,7 @@ _OF_A_CALL = f"/{CALL_PREFIX}".encode()
 _COUNTS_RUNS = os.path.exists("/proc/self/schedstat")
 
 
-class Seen(NamedTuple):
+class SeenProcess(NamedTuple):
     """Findings about a process while none of its threads ran.
 
     Only files change then, by the hands of others: their entries are looked at again.
@@ -65,7 +65,7 @@ class Seen(NamedTuple):
     num_mappings: int  # negative: it maps files of the call
 
 
-Memory = dict[int, Seen]  # of one look for the next, by pid
+Memory = dict[int, SeenProcess]  # of one look for the next, by pid
 
 
 def descendants(pid: int) -> Iterator[tuple[int, list[str]]]:
@@ -125,12 +125,14 @@ def _ran(pid: int, tasks: list[str]) -> bytes:
     return b"".join(times) if all(times) and _COUNTS_RUNS else b""
 
 
-def _held(where: str, ran: bytes, last: Seen | None, hidden: dict[Key, int], max_mappings: int) -> Seen:
+def _held(
+    where: str, ran: bytes, last: SeenProcess | None, hidden: dict[Key, int], max_mappings: int
+) -> SeenProcess:
     """Open files and mappings of a process; deleted files go into `hidden`."""
     if last is None or not ran or ran != last.ran:
         objects, files, num_others = _open_files(where, hidden)
         num_mappings = _mappings(where, max_mappings, hidden)
-        return Seen(ran, objects, files, num_others, num_mappings)
+        return SeenProcess(ran, objects, files, num_others, num_mappings)
     for name in last.files:
         with contextlib.suppress(FileNotFoundError):
             _add_hidden(os.stat(f"{where}/fd/{name}"), hidden)

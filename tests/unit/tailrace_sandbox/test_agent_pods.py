@@ -20,9 +20,15 @@ import msgspec
 import pytest
 
 from tailrace.config import ConfigError
-from tailrace_sandbox.adapters.agent_pods import AgentPods, answer_of, command_line, label_of
+from tailrace_sandbox.adapters.agent_pods import (
+    AgentPods,
+    answer_of,
+    command_line,
+    connection_of,
+    label_of,
+)
 from tailrace_sandbox.adapters.backends import open_sandbox
-from tailrace_sandbox.adapters.box import Command
+from tailrace_sandbox.adapters.box import BoxCommand
 from tailrace_sandbox.adapters.boxes import BoxSandbox
 from tailrace_sandbox.config import AgentSandboxConfig, SandboxConfig
 from tailrace_sandbox.ports import SandboxLostError, Work
@@ -77,7 +83,8 @@ class FakeCluster:
         self, warmpool: str, namespace: str, sandbox_ready_timeout: int, **more: Any
     ) -> FakePod:
         name = f"claim-{len(self.claims) + len(self.deleted)}"
-        self.claims[name] = {"warm_pool": warmpool, **more}
+        asked = {"namespace": namespace, "ready_s": sandbox_ready_timeout}
+        self.claims[name] = {"warm_pool": warmpool, **asked, **more}
         return FakePod(name, Path(tempfile.mkdtemp(dir=self._folder)))
 
     async def delete_sandbox(self, claim_name: str, namespace: str) -> None:
@@ -103,7 +110,7 @@ async def sandbox(cluster: FakeCluster) -> AsyncIterator[BoxSandbox]:
     await made.close()
 
 
-def run_here(command: Command, folder: Path) -> str:
+def run_here(command: BoxCommand, folder: Path) -> str:
     """Output of the pod's command line, run as the runtime runs it."""
     line = shlex.join(command_line(command, ".tailrace/x"))
     done = subprocess.run(
@@ -114,20 +121,20 @@ def run_here(command: Command, folder: Path) -> str:
 
 @pytest.mark.parametrize("word", ["", "a b", "$HOME", "'", '"', "`id`", "a\nb", "\\", "*", "é"])
 def test_words_reach_the_program_as_they_are(word: str, tmp_path: Path) -> None:
-    command = Command(("printf", "%s", word), 5.0)
+    command = BoxCommand(("printf", "%s", word), 5.0)
     answer = answer_of(run_here(command, tmp_path), command, 0.0)
     assert (answer.exit_code, answer.stdout.decode()) == (0, word)
     assert list((tmp_path / ".tailrace").iterdir()) == []
 
 
 def test_bytes_of_any_kind_come_back_and_are_cut(tmp_path: Path) -> None:
-    command = Command(("printf", r"\377\000abc"), 5.0, max_output_bytes=3)
+    command = BoxCommand(("printf", r"\377\000abc"), 5.0, max_output_bytes=3)
     answer = answer_of(run_here(command, tmp_path), command, 0.0)
     assert (answer.stdout, answer.is_cut) == (b"\xff\0a", True)
 
 
 def test_a_command_that_takes_too_long_is_ended_in_the_pod(tmp_path: Path) -> None:
-    command = Command(("sh", "-c", "echo begun; sleep 30"), 0.3)
+    command = BoxCommand(("sh", "-c", "echo begun; sleep 30"), 0.3)
     answer = answer_of(run_here(command, tmp_path), command, 0.31)
     assert (answer.stdout, answer.reason) == (b"begun\n", "wall_clock")
 
@@ -135,7 +142,7 @@ def test_a_command_that_takes_too_long_is_ended_in_the_pod(tmp_path: Path) -> No
 @pytest.mark.parametrize("said", ["", "x", "!!\n!!\n0\n", "\n\nzero\n", "YQ==\nYQ==\n"])
 def test_a_pod_that_answers_something_else_is_lost(said: str) -> None:
     with pytest.raises(SandboxLostError, match="did not answer as its runtime does"):
-        answer_of(said, Command(("true",), 1.0), 0.0)
+        answer_of(said, BoxCommand(("true",), 1.0), 0.0)
 
 
 @pytest.mark.parametrize("owner", ["run.sandbox-0", "-._", "ü" * 80, "a" * 200])
@@ -186,3 +193,20 @@ async def test_without_the_package_the_start_names_what_to_install() -> None:
 async def test_without_a_warm_pool_the_start_says_so() -> None:
     with pytest.raises(ConfigError, match=r"sandbox\.agent_sandbox\.warm_pool"):
         await open_sandbox(SandboxConfig(backend="agent_sandbox"), "run.sandbox-0")
+
+
+async def test_claims_are_made_as_the_configuration_says(cluster: FakeCluster) -> None:
+    section = AgentSandboxConfig(warm_pool="p", namespace="n", ready_s=7.0, lifetime_s=99.0)
+    pods = AgentPods(SandboxConfig(backend="agent_sandbox", agent_sandbox=section), "owner", cluster)
+    await pods.open("python", "")
+    (claim,) = cluster.claims.values()
+    assert (claim["namespace"], claim["ready_s"]) == ("n", 7)
+    assert claim["shutdown_after_seconds"] == 99
+
+
+def test_pods_are_reached_in_the_cluster_or_through_a_router() -> None:
+    inside = AgentSandboxConfig(server_port=7)
+    assert connection_of(inside) == ("SandboxInClusterConnectionConfig", {"server_port": 7})
+    outside = AgentSandboxConfig(api_url="http://router", server_port=7)
+    fields = {"api_url": "http://router", "server_port": 7}
+    assert connection_of(outside) == ("SandboxDirectConnectionConfig", fields)

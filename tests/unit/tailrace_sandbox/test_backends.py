@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tailrace.config import ConfigError
 from tailrace_sandbox.adapters.backends import open_sandbox
-from tailrace_sandbox.adapters.box import Answer, Command
+from tailrace_sandbox.adapters.box import BoxAnswer, BoxCommand
 from tailrace_sandbox.adapters.box_files import collected
-from tailrace_sandbox.adapters.docker import has_ended, own_process, run_command
+from tailrace_sandbox.adapters.docker import DockerBoxes, has_ended, own_process, run_command
 from tailrace_sandbox.config import AgentSandboxConfig, CallLimits, DockerConfig, SandboxConfig
-from tailrace_sandbox.ports import Execution, SandboxSession, Work
+from tailrace_sandbox.ports import Execution, SandboxLostError, SandboxSession, Work
 
 
 class EchoSandbox:
@@ -93,6 +94,35 @@ def test_every_limit_reaches_the_container() -> None:
         assert words in given
 
 
+def test_a_task_may_change_files_of_its_image_where_the_configuration_says_so() -> None:
+    given = run_command(DockerConfig(read_only=False), CallLimits(), "i", "n", "o")
+    assert "--read-only" not in given
+
+
+def fake_docker(folder: Path, script: str) -> str:
+    """A program that stands in for Docker's command line."""
+    path = folder / "docker"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+async def test_commands_start_in_the_folder_of_the_task(tmp_path: Path) -> None:
+    docker = DockerConfig(image="i", workdir="/testbed", program=fake_docker(tmp_path, 'echo "$@"'))
+    box = await DockerBoxes(SandboxConfig(backend="docker", docker=docker)).open("shell", "")
+    answer = await box.execute(BoxCommand(("ls", "-l"), 5.0))
+    assert answer.stdout.startswith(b"exec --interactive --workdir /testbed tailrace-")
+    assert answer.stdout.endswith(b" ls -l\n")
+
+
+async def test_a_container_that_does_not_start_in_time_is_lost(tmp_path: Path) -> None:
+    program = fake_docker(tmp_path, '[ "$1" = rm ] || exec sleep 30')
+    docker = DockerConfig(image="i", pull_s=0.1, program=program)
+    boxes = DockerBoxes(SandboxConfig(backend="docker", docker=docker))
+    with pytest.raises(SandboxLostError, match=r"within 0\.1 s"):
+        await boxes.open("shell", "")
+
+
 def test_a_living_service_keeps_its_containers_and_a_dead_one_does_not() -> None:
     boot, space, pid, started = own_process().split("-")
     assert not has_ended(own_process())
@@ -109,10 +139,10 @@ class FakeBox:
         self._listed = b"".join(f"./{name}\0".encode() for name in names)
         self._listed += b"/\0" + b"".join(f"./{name}\0".encode() for name in others)
 
-    async def execute(self, command: Command) -> Answer:
+    async def execute(self, command: BoxCommand) -> BoxAnswer:
         if command.argv[0] == "head":
-            return Answer(0, command.argv[-1][2:].encode()[: int(command.argv[2])])
-        return Answer(0, self._listed)
+            return BoxAnswer(0, command.argv[-1][2:].encode()[: int(command.argv[2])])
+        return BoxAnswer(0, self._listed)
 
     async def pause(self) -> None:
         raise NotImplementedError
