@@ -178,10 +178,10 @@ def _nothing(decision: de.Decision) -> None:
 
 
 def _core_settings(settings: SimSettings, workload: Workload) -> StreamSettings:
+    """Return what a real scheduler knows: sizes of the engines come by reports, costs are the defaults."""
     return StreamSettings(
         max_staleness=settings.max_staleness,
         groups_per_step=settings.groups_per_step,
         policy=settings.policy,
         context_limit=workload.context_limit,
-        engine=settings.engine,
     )
