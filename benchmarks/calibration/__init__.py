@@ -1,1 +1,1 @@
-"""Calibration: one workload in the simulator and on real services with an engine that computes nothing."""
+"""One workload in the simulator and on real services with an engine that computes nothing."""

@@ -1,4 +1,4 @@
-"""Services of a calibration run, each in a process of its own, on nats-server and Valkey of their own."""
+"""Services of a calibration run, each in its own process, on their own nats-server and Valkey."""
 
 import asyncio
 import json
@@ -96,10 +96,14 @@ async def cluster(
             await asyncio.wait_for(is_up.wait(), START_S)
             yield Cluster(bus, redis, processes, folder)
         except BaseException:
-            for log_path in sorted(folder.glob("*.log")):
-                lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines()
-                print(f"--- {log_path.name}", *lines[-4:], sep="\n", file=sys.stderr)
+            _show_logs(folder)
             raise
+
+
+def _show_logs(folder: Path) -> None:
+    for path in sorted(folder.glob("*.log")):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        print(f"--- {path.name}", *lines[-4:], sep="\n", file=sys.stderr)
 
 
 def sums(folder: Path) -> dict[str, list[dict[str, Any]]]:

@@ -139,9 +139,7 @@ class FakeEngine:
 
     async def pause(self) -> None:
         """See `Engine`; this one cannot."""
-        raise EngineRefusalError(
-            "the calibration's engine cannot be paused: use inference.engine torch"
-        )
+        raise EngineRefusalError("this fake engine cannot be paused: set inference.engine: torch")
 
     resume = sleep = wake = pause
 

@@ -70,7 +70,7 @@ class FakeLearner:
     async def _one_step(self) -> None:
         began_unix_s, missing = time.time(), self._run.groups_per_step
         entries, group_ids = [], []
-        self.tally.paths_s.append(0.0)
+        trained = self.tally.trained.sampled
         while missing:
             old_step = self._run.old_step(self.step)
             for ready in await self._buffer.next_groups(missing, BLOCK_S, old_step):
@@ -85,7 +85,11 @@ class FakeLearner:
         version = await self._publish()
         now_s = time.time()
         self.step_ends_s.append(now_s)
-        metrics = {"loss": 0.0, "reward_mean": 0.5, "num_trained_tokens": self.tally.trained.sampled}
+        metrics: dict[str, float | None] = {
+            "loss": 0.0,
+            "reward_mean": 0.5,
+            "num_trained_tokens": self.tally.trained.sampled - trained,
+        }
         finished = StepFinished(
             self._lineage, self.step, version, tuple(group_ids), 0, began_unix_s, now_s, metrics
         )
@@ -95,7 +99,7 @@ class FakeLearner:
 
     async def _publish(self) -> int:
         weights = np.full(16, self.step, np.float32)
-        tensor = TensorBytes("weight", "float32", weights.shape, memoryview(weights).cast("B"))
+        tensor = TensorBytes("weight", "float32", weights.shape, memoryview(weights.data).cast("B"))
         return await self._publisher.publish([tensor], lineage=self._lineage, optimizer_step=self.step)
 
     def _count(self, group: TrajectoryGroup) -> Tokens:

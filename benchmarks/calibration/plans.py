@@ -27,7 +27,7 @@ def _draw(rng: np.random.Generator, members: int) -> list[EpisodePlan]:
     return [tuple(one._replace(tool_s=one.tool_s / FASTER) for one in plan) for plan in plans]
 
 
-WORKLOAD = Workload("planned", BUILT_IN["agent"].prompt_tokens, BUILT_IN["agent"].context_limit, _draw)
+WORKLOAD = Workload("planned", BUILT_IN["agent"].context_limit, _draw)
 
 
 class PlanBook:

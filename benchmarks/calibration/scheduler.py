@@ -18,7 +18,7 @@ def main() -> int:
     place = sys.argv.index("--placement")
     name = sys.argv[place + 1]
     del sys.argv[place : place + 2]
-    streaming.StreamCore = partial(StreamCore, placement=POLICIES[name])  # type: ignore[misc,assignment]
+    setattr(streaming, "StreamCore", partial(StreamCore, placement=POLICIES[name]))  # noqa: B010
     return service.main()
 
 

@@ -15,12 +15,11 @@ from tailrace_cli.simulation.servers import SimServers
 from tailrace_cli.simulation.timetable import Timetable
 from tailrace_cli.simulation.workers import FAIL_S, SimWorkers, hooks_of
 from tailrace_cli.simulation.workload import Workload
+from tailrace_scheduler.core.streaming import REPORT_S
 from tailrace_scheduler.core.streams import decisions as de
 from tailrace_scheduler.core.streams import events as ev
 from tailrace_scheduler.core.streams.core import StreamCore
 from tailrace_scheduler.core.streams.settings import StreamSettings
-
-REPORT_S = 2.0
 
 
 class World:
@@ -178,7 +177,7 @@ def _nothing(decision: de.Decision) -> None:
 
 
 def _core_settings(settings: SimSettings, workload: Workload) -> StreamSettings:
-    """Return what a real scheduler knows: sizes of the engines come by reports, costs are the defaults."""
+    """Return what a real scheduler knows: engines report their sizes, their costs are the defaults."""
     return StreamSettings(
         max_staleness=settings.max_staleness,
         groups_per_step=settings.groups_per_step,

@@ -115,7 +115,7 @@ class StreamServer:
     clock_s: float = 0.0  # time of `clock`
     tokens_per_s: float = 0.0
     step_s: float = 0.0
-    raw_speed: float = 1.0  # predicted / measured step time
+    raw_speed: float = 1.0  # predicted / measured step time: model seconds in one of its own
     speed: float = 1.0  # relative to the median server
     num_running: int = 0
     num_waiting: int = 0
