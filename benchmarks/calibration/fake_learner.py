@@ -85,11 +85,8 @@ class FakeLearner:
         version = await self._publish()
         now_s = time.time()
         self.step_ends_s.append(now_s)
-        metrics: dict[str, float | None] = {
-            "loss": 0.0,
-            "reward_mean": 0.5,
-            "num_trained_tokens": self.tally.trained.sampled - trained,
-        }
+        trained = self.tally.trained.sampled - trained
+        metrics: dict[str, float | None] = {"reward_mean": 0.5, "num_trained_tokens": trained}
         finished = StepFinished(
             self._lineage, self.step, version, tuple(group_ids), 0, began_unix_s, now_s, metrics
         )
