@@ -110,7 +110,7 @@ def services(case: Case) -> dict[str, list[str]]:
     if case.placement:
         found["scheduler"] = ["benchmarks.calibration.scheduler", "--placement", case.placement]
     for number in range(SERVERS):
-        name = f"inference-{number}"
+        name = f"s{number}"  # as simulated ones, by whose numbers baselines break ties
         found[name] = ["tailrace_inference", "--server-id", name]
     return found
 

@@ -11,8 +11,8 @@ StalePolicy = Literal["mask", "drop", "wait", "close", "auto"]
 class EngineModel(Struct, frozen=True, kw_only=True):
     """Cost of one inference server. A decode step takes `a_s + c_s * batch + d_s * kv_tokens` seconds.
 
-    The defaults stand for a model of 7 to 8 billion parameters on one 80 GB GPU; `tailrace simulate
-    calibrate` measures them. Reports of the servers replace K, R and the host memory.
+    The defaults stand for a model of 7 to 8 billion parameters on one 80 GB GPU. Reports of the servers
+    replace K, R and the host memory, and their measured step times scale the costs.
     """
 
     a_s: float = 7.5e-3  # of every step
