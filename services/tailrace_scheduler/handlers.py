@@ -142,7 +142,7 @@ class SchedulerActor:
         """Become the run's only scheduler and replay its log."""
         await self._become_only_one()
         events = self._world.events.recover()
-        rows = fold(self._core.replay(events))
+        rows = fold(self._core.replay(events, self._clock.unix_s()))
         await self._write(lambda: self._world.metrics.recover(rows))
         await self._world.queue.provision()
         await self._world.store.emit(

@@ -94,11 +94,12 @@ class SchedulerCore:
 
     # Events
 
-    def replay(self, events: Iterable[Event]) -> list[Change]:
+    def replay(self, events: Iterable[Event], now_s: float) -> list[Change]:
         """Apply what `events.jsonl` holds; idle time of intervals not watched is unknown."""
         changes = [
             change for event in events for change in self._apply(event, lambda wall_s, busy_s: {})
         ]
+        self._log.begin_again(now_s)
         self._vitals.take_hints()
         self._end.failed = None  # a run that is started again may succeed
         return changes

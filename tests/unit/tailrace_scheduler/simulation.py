@@ -213,7 +213,7 @@ class SimulatedRun:
     def restart(self) -> None:
         """The scheduler dies and another takes over."""
         self.core = SchedulerCore(self.run, self.config, self.now_s)
-        self.core.replay(self.events)
+        self.core.replay(self.events, self.now_s)
         plans = [
             msgspec.structs.replace(group.plan, settled=dict(group.settled))
             for group in self.open.values()

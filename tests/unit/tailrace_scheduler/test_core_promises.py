@@ -155,7 +155,7 @@ def test_a_replay_of_the_log_gives_the_rows_that_were_written(
     world = made_run(seed, max_staleness)
     play_to_the_end(world, num_wild)
     again = made_run(seed, max_staleness)
-    replayed = fold(again.core.replay(world.events))
+    replayed = fold(again.core.replay(world.events, world.now_s))
     keys = [key for key in METRIC_KEYS if not key.startswith(("idle/", "busy/"))]
     assert [[row[key] for key in keys] for row in replayed] == [
         [row[key] for key in keys] for row in fold(world.changes)
@@ -330,7 +330,7 @@ def test_an_emptied_redis_continues_the_data_order_of_the_checkpoint_under_new_n
         world.make_step()
     before = {e.body.group_id for e in world.events if isinstance(e.body, GroupAdmitted)}
     fresh = made_run(0, 2)
-    fresh.core.replay(world.events)
+    fresh.core.replay(world.events, world.now_s)
     assert fresh.core.adopt([], 0, [], 2000.0) == []
     fresh.events = list(world.events)
     assert fresh.core.decide(2000.0) == []
