@@ -25,7 +25,7 @@ REASONS = (CREDIT, BUFFER, SERVERS, WEIGHTS, EVALUATION)
 SIZE_NEW = 0.1  # weight of the newest group in the expected size
 
 
-class Credit:
+class StalenessCredit:
     """Account of the groups between admission and the step that trains them.
 
     Nothing is admitted before the first `AdmissionBounded`.

@@ -6,7 +6,7 @@ from tailrace_scheduler.core.streams import events as ev
 from tailrace_scheduler.core.streams import ledger
 from tailrace_scheduler.core.streams.ages import Ages
 from tailrace_scheduler.core.streams.closing import CloseRule
-from tailrace_scheduler.core.streams.credit import Credit
+from tailrace_scheduler.core.streams.credit import StalenessCredit
 from tailrace_scheduler.core.streams.lengths import TagLengths
 from tailrace_scheduler.core.streams.placement import KvPlacement, PlacementRule
 from tailrace_scheduler.core.streams.records import StreamEpisode, StreamGroup, StreamServer
@@ -28,7 +28,7 @@ class GroupEvents:
         self._settings = settings
         self.servers = ServerBook(settings.engine)
         self.placement: PlacementRule = (placement or KvPlacement)(self.servers.servers)
-        self.credit = Credit(settings)
+        self.credit = StalenessCredit(settings)
         self.ages = Ages(settings)
         self.closing = CloseRule(settings, self.ages)
         self.queue = StartQueue()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace_scheduler.core.streams.credit import Credit
+from tailrace_scheduler.core.streams.credit import StalenessCredit
 from tailrace_scheduler.core.streams.decisions import AdmitGroups
 from tailrace_scheduler.core.streams.events import AdmissionBounded
 from tailrace_scheduler.core.streams.records import StreamServer
@@ -15,15 +15,15 @@ from tailrace_scheduler.core.streams.settings import EngineModel, StreamSettings
 FAR = 1 << 40  # a step that no run reaches
 
 
-def made_credit(max_staleness: int = 2, *, step: int = 0, **bounds: Any) -> Credit:
+def made_credit(max_staleness: int = 2, *, step: int = 0, **bounds: Any) -> StalenessCredit:
     """Ten groups a step, after `step` steps, with weights of version 5."""
-    credit = Credit(StreamSettings(max_staleness=max_staleness, groups_per_step=10, **bounds))
+    credit = StalenessCredit(StreamSettings(max_staleness=max_staleness, groups_per_step=10, **bounds))
     credit.stepped(step)
     credit.bounded(AdmissionBounded(FAR, 5))
     return credit
 
 
-def hold(credit: Credit, running: int = 0, waiting: int = 0, num_bytes: int = 0) -> None:
+def hold(credit: StalenessCredit, running: int = 0, waiting: int = 0, num_bytes: int = 0) -> None:
     """Let so many groups run, and so many wait for the learner."""
     for number in range(running + waiting):
         credit.opened(f"g{number}", "train", 2)
@@ -36,7 +36,7 @@ def server(version: int = 5, *, gone: bool = False, leaving: bool = False) -> St
     return StreamServer(name, EngineModel(), policy_version=version, gone=gone, leaving=leaving)
 
 
-def admitted(credit: Credit, *servers: StreamServer) -> tuple[int, str]:
+def admitted(credit: StalenessCredit, *servers: StreamServer) -> tuple[int, str]:
     decided = credit.admit(servers or [server()])
     assert decided is not None
     return decided.num_groups, decided.blocked_by
@@ -116,7 +116,7 @@ def test_nothing_is_admitted_for_a_step_after_the_one_that_an_evaluation_follows
 
 
 def test_nothing_is_admitted_before_the_bounds_are_told() -> None:
-    credit = Credit(StreamSettings(max_staleness=2, groups_per_step=10))
+    credit = StalenessCredit(StreamSettings(max_staleness=2, groups_per_step=10))
     assert credit.admit([server()]) == AdmitGroups(0, "evaluation")
 
 
