@@ -16,13 +16,18 @@ from tailrace_protos.event import (
     EpisodeSettled,
     EvaluationFinished,
     EvaluationStarted,
+    Event,
     GroupAdmitted,
+    GroupClosed,
     LearnerResumed,
+    StepFinished,
     WarmStartAdvanced,
     WeightsPublished,
 )
 from tailrace_scheduler.config import SchedulerConfig
+from tailrace_scheduler.core.decisions import AdmitGroup
 from tailrace_scheduler.core.run_log import METRIC_KEYS, fold
+from tailrace_scheduler.core.scheduler import SchedulerCore
 from tests.unit.tailrace_scheduler.simulation import SimulatedRun
 
 OUTCOMES = [*[Outcome.OK] * 6, Outcome.POLICY_FAILURE, Outcome.INFRA_FAILURE, Outcome.TIMEOUT]
@@ -111,6 +116,57 @@ def tag_means(world: SimulatedRun, evaluation_id: str) -> dict[str, float | None
         mean = sum(rewards) / len(rewards) if rewards else None
         means |= {f"eval/tag/{tag}/{name}": mean for name in ("success_rate", "reward_mean")}
     return means
+
+
+def train_groups(world: SimulatedRun) -> list[str]:
+    """Training groups that the world may admit now, in their order."""
+    decided = [one.plan for one in world.core.decide(world.now_s) if isinstance(one, AdmitGroup)]
+    return [plan.group_id for plan in decided if plan.phase == "train"]
+
+
+def trained_world() -> SimulatedRun:
+    """Asynchronous by one step: the first evaluation is done, and six groups run."""
+    world = made_run(0, max_staleness=1)
+    world.resume(0)
+    for _ in range(100):
+        world.served_version = world.policy_version
+        world.now_s += 1.0
+        world.beat()
+        world.decide()
+        if any(group.plan.phase == "train" for group in world.open.values()):
+            world.decide()
+            return world
+        world.play_all()
+    pytest.fail("no training group is admitted")
+
+
+def test_a_group_whose_end_comes_to_light_after_a_restart_counts_against_the_credit() -> None:
+    world = trained_world()
+    log = list(world.events)
+    world.play_all()
+    late = [one.body for one in world.events[len(log) :] if isinstance(one.body, GroupClosed)]
+    assert len(late) == 6
+    world.core = SchedulerCore(world.run, world.config, world.now_s)
+    world.core.replay(log)
+    world.core.adopt([], world.next_index, [], world.now_s)
+    world.beat()
+    for number, body in enumerate(late):
+        world.core.on_event(Event(f"late-{number}", world.now_s, "test", body), world.now_s)
+    assert train_groups(world) == []
+    assert world.core.status(world.now_s).blocked_by == "credit"
+
+
+def test_a_step_of_a_lineage_that_did_not_survive_frees_no_credit() -> None:
+    world = trained_world()
+    world.play_all()
+    used, lineage = tuple(world.ready[:3]), f"L{world.lineage}"
+    world.resume(0)
+    world.served_version = world.policy_version
+    world.beat()
+    world.happen(StepFinished(lineage, 1, 9, used, 0, 0.0, 0.0, {}))
+    assert train_groups(world) == []
+    assert world.make_step()
+    assert len(train_groups(world)) == 3
 
 
 @settings(max_examples=60, deadline=None)
