@@ -100,18 +100,6 @@ class SimWorkers:
             self._engines[episode.server].abort(episode.episode_id, self._time.now_s)
         self._play(episode, decision.server_id)
 
-    def move(self, decision: de.MoveTurn) -> None:
-        """Go on with a running turn at another server."""
-        episode = self._episodes[decision.episode_id]
-        engine = self._engines[decision.from_server_id]
-        turn = engine.abort(episode.episode_id, self._time.now_s)
-        self.reschedule(engine)
-        if turn is None:
-            return
-        _keep_spans(episode, engine, turn)
-        turn.known, turn.segments, turn.first_step = turn.context, [], -1
-        self._submit(episode, decision.server_id, turn)
-
     def close(self, decision: de.CloseGroup | de.DropGroup) -> None:
         """Cut these members; a dropped group is thrown away whole."""
         group = self._groups[decision.group_id]
@@ -119,6 +107,7 @@ class SimWorkers:
         if isinstance(decision, de.DropGroup):
             self.throw(group)
             self._learner.count_natural(group)
+            self._tell(ev.GroupsDropped((group.group_id,)))
 
     def cut(self, group: SimGroup, members: Iterable[int]) -> None:
         """End these members if they play or wait; their tokens are thrown away."""

@@ -91,11 +91,9 @@ class World:
             de.StartEpisode: workers.start,
             de.ContinueTurn: workers.go_on,
             de.HoldTurn: _nothing,  # the worker waits
-            de.MoveTurn: workers.move,
             de.CloseGroup: workers.close,
             de.DropGroup: workers.close,
             de.AbortEpisode: _nothing,  # done where the group was closed
-            de.LetServerLeave: _nothing,  # no simulated server leaves
             de.ProbeServer: self._probe,
         }
 

@@ -51,6 +51,7 @@ class StreamSettings(Struct, frozen=True, kw_only=True):
     policy: StalePolicy = "auto"
     context_limit: int = 32_768  # tokens of the longest episode; expected lengths start from it
     max_waste: float = 0.05  # share of tokens that closing may throw away
-    max_buffered_groups: int = 1 << 20
+    max_buffered_groups: int = 0  # 0: no bound
     max_buffered_bytes: int = 1 << 62
+    group_bytes: float = 0.0  # expected size of a group; 0: not known before the first one closes
     engine: EngineModel = EngineModel()
