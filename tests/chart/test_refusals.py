@@ -34,6 +34,10 @@ WRONG = {
     "no run's name": ({"experiment": {"exp_name": ""}}, "exp_name"),
     "standing without runs": ({"mode": "standing"}, "standing.runs"),
     "run name": ({"mode": "standing", "standing": {"runs": ["a b"]}}, "runs"),
+    "broadcast beside TLS": (
+        {"tls": {"enabled": True}, "experiment": {"weight_sync": {"transport": "broadcast"}}},
+        "transport: broadcast sends weights without encryption, and tls.enabled demands it",
+    ),
     "both servers": (
         {"servers": {"release": "x"}, "nats": {"external": {"url": "nats://a:4222"}}},
         "servers.release",
