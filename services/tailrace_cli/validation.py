@@ -14,16 +14,21 @@ from tailrace_learner.config import check_with_run
 from tailrace_scheduler.config import check_capacity
 
 
-def check_experiment(experiment: Experiment) -> None:
-    """Raises `InvalidConfigError` if sections contradict each other; loads nothing."""
-    if problems := problems_of(experiment):
+def check_experiment(experiment: Experiment, *, elsewhere: bool = False) -> None:
+    """Raises `InvalidConfigError` if sections contradict each other; loads nothing.
+
+    `elsewhere`: the run will be on other machines, whose paths and devices are not checked.
+    """
+    if problems := problems_of(experiment, elsewhere=elsewhere):
         raise InvalidConfigError(experiment.source, problems)
 
 
-def problems_of(experiment: Experiment) -> list[str]:
+def problems_of(experiment: Experiment, *, elsewhere: bool = False) -> list[str]:
     """All contradictions between sections, a line for each."""
     problems: list[str] = []
     for check in _CHECKS:
+        if elsewhere and check in _OF_THIS_MACHINE:
+            continue
         try:
             check(experiment)
         except ValueError as error:
@@ -224,3 +229,4 @@ _CHECKS: tuple[Callable[[Experiment], None], ...] = (
     lambda experiment: check_with_run(experiment.learner, experiment.run),
     lambda experiment: check_agents(experiment.agents, experiment.run),
 )
+_OF_THIS_MACHINE = (_check_model, _check_gpus, _check_resume)

@@ -32,7 +32,6 @@ WRONG = {
     "experiment: nested": ({"experiment": {"learner": {"strategy_args": {"ranks": 2}}}}, "ranks"),
     "epochs": ({"experiment": {"num_epochs": 2}}, "num_epochs"),
     "no run's name": ({"experiment": {"exp_name": ""}}, "exp_name"),
-    "standing without runs": ({"mode": "standing"}, "standing.runs"),
     "run name": ({"mode": "standing", "standing": {"runs": ["a b"]}}, "runs"),
     "both servers": (
         {"servers": {"release": "x"}, "nats": {"external": {"url": "nats://a:4222"}}},

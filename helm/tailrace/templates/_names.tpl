@@ -68,9 +68,9 @@ labels:
 {{ .Values.tls.existingSecret | default (printf "%s-tls" (include "tailrace.servers" .)) }}
 {{- end -}}
 
-{{/* Names of the runs that the servers know. */}}
+{{/* Names of the runs that the servers know; *: any. */}}
 {{- define "tailrace.runs" -}}
-{{- if eq .Values.mode "standing" }}{{ .Values.standing.runs | toJson }}{{ else }}{{ list .Values.experiment.exp_name | toJson }}{{ end -}}
+{{- if eq .Values.mode "standing" }}{{ .Values.standing.runs | default (list "*") | toJson }}{{ else }}{{ list .Values.experiment.exp_name | toJson }}{{ end -}}
 {{- end -}}
 
 {{- define "tailrace.users" -}}
