@@ -6,6 +6,7 @@ from pathlib import Path
 from tailrace.chat import check_parser_names
 from tailrace.chat.model_files import model_folder
 from tailrace.config import ConfigError, InvalidConfigError
+from tailrace.object_store import is_url
 from tailrace_agents.config import check_with_run as check_agents
 from tailrace_cli.cluster.placement import GpuDemand, PlacementError, place
 from tailrace_cli.experiment import Experiment, count_gateways
@@ -205,7 +206,11 @@ def _check_rows_are_scored(experiment: Experiment) -> None:
 
 def _check_resume(experiment: Experiment) -> None:
     resume = experiment.run.resume_from_checkpoint
-    if isinstance(resume, str) and not (Path(resume) / "run_state.json").is_file():
+    if (
+        isinstance(resume, str)
+        and not is_url(resume)
+        and not (Path(resume) / "run_state.json").is_file()
+    ):
         raise ConfigError(
             f"{experiment.source}: resume_from_checkpoint: {resume} is no checkpoint (it holds no "
             "run_state.json): name a folder checkpoints/step_<N>, or use true for the newest"

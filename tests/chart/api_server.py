@@ -87,6 +87,10 @@ def decoded(body: bytes) -> Any:
     }
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # Helm opens many connections at once
+
+
 class FakeApiServer:
     """Answers as an API server does; `objects` and `logs` may be changed by a test."""
 
@@ -94,9 +98,9 @@ class FakeApiServer:
         self.objects: dict[Key, dict[str, Any]] = {}
         self.logs: dict[str, str] = {}  # of pods
         self.namespaces = namespaces
-        self.deleted: list[Key] = []
+        self.hooks: list[dict[str, Any]] = []  # objects of Helm's hooks; its Jobs complete at once
         self._lock = Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server = _Server(("127.0.0.1", 0), self._handler())
         Thread(target=self._server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
@@ -166,13 +170,16 @@ class FakeApiServer:
         if key in self.objects:
             return 409, failure(409, "AlreadyExists", f"{key[2]} already exists")
         self.objects[key] = body | {"metadata": {"uid": key[2], "namespace": key[0]} | body["metadata"]}
+        if "helm.sh/hook" in body["metadata"].get("annotations", {}):
+            self.hooks.append(body)
+            done = {"conditions": [{"type": "Complete", "status": "True"}], "succeeded": 1}
+            self.objects[key] |= {"status": done}
         return 201, self.objects[key]
 
     def _object(self, method: str, key: Key, body: Any) -> tuple[int, Any]:
         if key not in self.objects:
             return self._create(key, body) if method == "PATCH" else missing(key[2])
         if method == "DELETE":
-            self.deleted.append(key)
             return 200, self.objects.pop(key)
         if method in ("PUT", "PATCH"):
             self.objects[key] = merge(self.objects[key], body)

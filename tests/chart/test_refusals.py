@@ -40,7 +40,8 @@ WRONG = {
     "brought secrets without servers": ({"credentials": {"existingSecrets": True}}, "existingSecrets"),
     "short grace": ({"agents": {"terminationGracePeriodSeconds": 8}}, "terminationGracePeriodSeconds"),
     "grace below the experiment's drain": (
-        {"experiment": {"inference": {"drain_s": 300}}},
+        {"experiment": {"inference": {"drain_s": 300}},
+         "inference": {"pools": {"default": {"terminationGracePeriodSeconds": 90}}}},
         "inference-default.terminationGracePeriodSeconds",
     ),
     "nodes": ({"learner": {"nodes": 2}}, "learner.nodes"),
@@ -59,6 +60,14 @@ WRONG = {
         {"experiment": {"agents": {"workflow": {"agent": "m.Agent"}}}}, "gateway.enabled",
     ),
     "GPU for a CPU engine": ({"inference": {"pools": {"default": {"gpus": 1}}}}, "gpus"),
+    "GPUs beside the parallel sizes": (
+        {"inference": {"pools": {"default": {"gpus": 4, "image": "inference-vllm"}}},
+         "experiment": {"inference": {"device": "cuda", "engine": "vllm", "tensor_parallel_size": 8}}},
+        "inference.pools.default.gpus is 4",
+    ),
+    "image of another engine": (
+        {"experiment": {"inference": {"engine": "sglang"}}}, "take inference-sglang",
+    ),
     "two sources of code": (
         {"userCode": {"git": {"url": "u", "image": "i"}, "image": {"name": "n"}}}, "userCode",
     ),

@@ -20,7 +20,12 @@ from tests.chart.api_server import FakeApiServer
 from tests.chart.conftest import CHART, ROOT
 
 EXAMPLE = ROOT / "examples" / "frozen_lake" / "experiment.yaml"
-STANDING = {"mode": "standing", "credentials": {"seed": "s"}, "image": {"tag": "9"}, "tls": {"enabled": True}}  # fmt: skip
+STANDING = {
+    "mode": "standing",
+    "credentials": {"seed": "s"},
+    "image": {"tag": "9"},
+    "tls": {"enabled": True},
+}
 
 
 class Team:
@@ -89,6 +94,11 @@ def test_runs_are_submitted_beside_each_other_and_removed_one_by_one(team: Team)
     assert "one: removed" in team.said()
     assert {"two-2-learner", "shared-nats"} <= team.api.names("StatefulSet")
     assert not [key for key in team.api.objects if key[2].startswith("one-")]
+    forget = next(each for each in team.api.hooks if each["kind"] == "Job")
+    container = forget["spec"]["template"]["spec"]["containers"][0]
+    assert container["args"] == ["one"], "the servers forget the run, and its name is free"
+    env = {each["name"]: each.get("value") for each in container["env"]}
+    assert env["TAILRACE_REDIS_URL"] == "rediss://shared-redis:6379/0"
 
 
 def test_values_files_win_over_the_standing_release_and_modules_go_along(
@@ -135,7 +145,9 @@ def test_submissions_that_cannot_work_are_refused_before_anything_is_made(
     assert "cannot read" in refused(team, "exp_name=two", values=["nowhere.yaml"])
 
 
-def test_paths_of_this_machine_are_refused(team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_paths_of_this_machine_are_refused(
+    team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     team.install("shared", STANDING)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "qwen").mkdir()
@@ -154,7 +166,7 @@ def test_clusters_that_are_not_there_are_named(team: Team, api: FakeApiServer, t
         Cluster("gpu", "team", str(tmp_path / "none"))
     (tmp_path / "gone").write_text(api.kubeconfig("gpu").replace(api.url, "http://127.0.0.1:1"))
     gone = Cluster("gpu", "team", str(tmp_path / "gone"))
-    with pytest.raises(ConfigError, match="--context gpu: .*unreachable"):
+    with pytest.raises(ConfigError, match=r"--context gpu: .*unreachable"):
         submitted.status(gone, "one", team.console)
     with pytest.raises(ConfigError, match=r"no release one in namespace team \(there: none\)"):
         submitted.stop(team.cluster, "one", 5, team.console)
@@ -180,7 +192,7 @@ def test_status_and_logs_are_those_of_the_runs_pods(team: Team) -> None:
     assert "episode failed reason=tool" in said
     submitted.logs(team.cluster, "one", "run", 50, True, team.console)
     assert "step 3" in team.said()
-    with pytest.raises(ConfigError, match="no pod of learner in release one .there: agents, run"):
+    with pytest.raises(ConfigError, match=r"no pod of learner in release one \(there: agents, run\)"):
         submitted.logs(team.cluster, "one", "learner", 5, False, team.console)
 
 
