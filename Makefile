@@ -4,7 +4,7 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-weights bench-sandbox bench-scheduler test-sandbox-container clean test-trackers test-s3 test-engines test-wheel test-chart images test-images docs-site test-notebooks
+.PHONY: pictures test-wheel-versions test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-weights bench-sandbox bench-scheduler test-sandbox-container clean test-trackers test-s3 test-engines test-wheel test-chart images test-images docs-site test-notebooks
 
 demo: .venv/ready $(if $(filter vllm sglang,$(ENGINE)),.venv-$(ENGINE)/ready)
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) \
@@ -70,6 +70,14 @@ test-images: .venv/ready-dev .venv-chart/ready
 # The wheel in an empty environment: the base alone, then everything, and a short training.
 test-wheel: .venv/bin/pip
 	tests/installation/wheel.sh $(PYTHON)
+
+# The same with Python 3.11, 3.12 and 3.13, of those that are installed.
+test-wheel-versions:
+	tests/installation/versions.sh 3.11 3.12 3.13
+
+# The pictures of docs/pictures, from a run of the demo's example. Needs tmux and chromium.
+pictures: .venv/ready
+	$(BIN)/python docs/make_pictures.py
 
 test-heavy: .venv/ready-dev
 	$(BIN)/pytest tests --ignore tests/frameworks --ignore tests/chart --ignore tests/notebooks -m heavy

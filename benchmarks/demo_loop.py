@@ -55,7 +55,7 @@ class Recipe:
     clip_high: float = 0.28
     max_ratio: float = 2.0  # truncation of the importance weight against the sampler
     decoupled: bool = False  # clip against the learner's own start of step, times the truncated weight
-    entropy_loss_coef: float = 0.01
+    entropy_loss_coef: float = 0.03
     norm_std: bool = True
     seq_mean: bool = False  # aggregate per episode first
     lag: int = 0

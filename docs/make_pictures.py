@@ -20,6 +20,7 @@ EXPERIMENT = ROOT / "examples" / "frozen_lake"
 SHOWN_FROM_STEP = {160: 25, 80: 45}  # by columns: the terminal is made narrower while the run goes on
 ROWS = 14
 COLUMN_PX, ROW_PX, MARGIN_PX, REPORT_PX = 8, 19, 16, 1500
+COLOURS = 128  # of a picture, to keep it small
 WINDOW_PX = 200  # more than the parts of a browser window that are no page
 TIMEOUT_S = 1800.0
 
@@ -65,10 +66,22 @@ def capture(run_dir: Path) -> dict[int, str]:
         "max_steps=60",
         "eval_steps=20",
         f"exp_name={run_dir.name}",
-        f"output_dir={run_dir.parent}",
+        f"output_dir={run_dir.parent.name}",
     ]
     deadline_s, screens = time.monotonic() + TIMEOUT_S, {}
-    tmux("new-session", "-d", "-s", "run", "-x", "160", "-y", str(ROWS), *words)
+    tmux(
+        "new-session",
+        "-d",
+        "-s",
+        "run",
+        "-x",
+        "160",
+        "-y",
+        str(ROWS),
+        "-c",
+        str(run_dir.parents[1]),
+        *words,
+    )
     try:
         for columns, step in SHOWN_FROM_STEP.items():
             tmux("resize-window", "-t", "run", "-x", str(columns), "-y", str(ROWS))
@@ -102,7 +115,8 @@ def browse(page: Path, picture: Path, width: int, height: int, scheme: str) -> N
         command = ["chromium", *options, f"file://{page.absolute()}"]
         subprocess.run(command, check=True, capture_output=True)
     with Image.open(picture) as taken:
-        taken.crop((0, 0, width, height)).save(picture)
+        page_alone = taken.convert("RGB").crop((0, 0, width, height))
+    page_alone.quantize(COLOURS).save(picture, optimize=True)
 
 
 def draw_terminal(screen: str, columns: int, scheme: str) -> None:
@@ -120,7 +134,7 @@ def draw_terminal(screen: str, columns: int, scheme: str) -> None:
 
 def main() -> None:
     """Make all pictures."""
-    run_dir = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/pictures").absolute()
+    run_dir = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/lake").absolute()
     PICTURES.mkdir(exist_ok=True)
     for columns, screen in capture(run_dir).items():
         for scheme in THEMES:

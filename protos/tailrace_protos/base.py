@@ -4,8 +4,9 @@ Long numeric arrays travel as raw little-endian bytes and are read as numpy view
 a view keeps the message it came from alive. Unknown fields are accepted, new fields have defaults.
 """
 
+import sys
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,6 +19,12 @@ Float32Bytes = memoryview
 UInt8Bytes = memoryview
 
 EMPTY = memoryview(b"")
+
+# Numbers that a message may hold; `decode` refuses others by the name of the field. Encoding does not
+# check: the receiver is the boundary.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # also an index or an offset
+PolicyVersion = Annotated[int, msgspec.Meta(ge=-2, le=2**53)]  # -1: none yet; -2: `GIVEN_VERSION`
+Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 
 _INT32, _INT64, _FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
 
@@ -48,6 +55,9 @@ class MalformedMessageError(ValueError):
         self.reason = reason
 
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors of msgspec for bytes that are no message; the last one is for values nested too deeply."""
+
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
@@ -67,7 +77,7 @@ def decode(data: bytes | memoryview, message_type: type[M]) -> M:
     """The message in `data`; raises `MalformedMessageError` when it is not one of `message_type`."""
     try:
         message: M = _decoder(message_type).decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         name = getattr(message_type, "__name__", str(message_type))
         raise MalformedMessageError(name, len(data), str(error)) from error
     return message
@@ -82,7 +92,7 @@ def decode_json(data: bytes | memoryview, message_type: type[M]) -> M:
     """As `decode` for JSON bytes."""
     try:
         return msgspec.json.decode(data, type=message_type)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         name = getattr(message_type, "__name__", str(message_type))
         raise MalformedMessageError(name, len(data), str(error)) from error
 

@@ -4,7 +4,7 @@ import enum
 
 import msgspec
 
-from tailrace_protos.base import Message
+from tailrace_protos.base import Count, Finite, Message, PolicyVersion
 from tailrace_protos.episode import Lease
 from tailrace_protos.event import RunFailed
 from tailrace_protos.subjects import Phase
@@ -29,25 +29,25 @@ class ServerStatus(Message, frozen=True, tag="server_status"):
     nats_subject: str
     zmq_endpoint: str  # empty when this server has no ZMQ channel
     host_id: str
-    policy_version: int  # -1 before the first weights
-    capacity_tokens: int  # tokens that fit into its KV cache
-    max_running: int  # requests in one batch
-    num_running: int
-    num_waiting: int
-    num_failed: int  # calls with an internal error since the start
-    idle_s: float  # time without work since the start
-    busy_s: float
-    heartbeat_unix_s: float
+    policy_version: PolicyVersion  # -1 before the first weights
+    capacity_tokens: Count  # tokens that fit into its KV cache
+    max_running: Count  # requests in one batch
+    num_running: Count
+    num_waiting: Count
+    num_failed: Count  # calls with an internal error since the start
+    idle_s: Finite  # time without work since the start
+    busy_s: Finite
+    heartbeat_unix_s: Finite
     zmq_public_key: str = ""  # CURVE key, when the cluster is more than one host
     incarnation: str = ""  # new at each start of its process
-    used_tokens: int = 0  # KV cache of running requests
-    cached_tokens: int = 0  # KV cache of kept prefixes; evictable
-    host_capacity_tokens: int = 0  # KV cache in host memory, for evicted prefixes; 0: none
-    num_steps: int = 0
-    step_s: float = 0.0  # time in these steps
-    num_generated_tokens: int = 0
-    num_preemptions: int = 0
-    num_recomputed_tokens: int = 0  # after an eviction or preemption, not after a weight update
+    used_tokens: Count = 0  # KV cache of running requests
+    cached_tokens: Count = 0  # KV cache of kept prefixes; evictable
+    host_capacity_tokens: Count = 0  # KV cache in host memory, for evicted prefixes; 0: none
+    num_steps: Count = 0
+    step_s: Finite = 0.0  # time in these steps
+    num_generated_tokens: Count = 0
+    num_preemptions: Count = 0
+    num_recomputed_tokens: Count = 0  # after an eviction or preemption, not after a weight update
 
 
 def source_of(server_id: str, incarnation: str) -> str:
@@ -85,7 +85,7 @@ class LeaseRequest(Message, frozen=True, tag="lease_request"):
 
     worker_id: str
     episode_ids: tuple[str, ...]
-    context_tokens: tuple[int, ...]  # of the next prompt per episode, same order; 0: unknown
+    context_tokens: tuple[Count, ...]  # of the next prompt per episode, same order; 0: unknown
     failed_server_id: str = ""
 
 
@@ -93,7 +93,7 @@ class LeaseReply(Message, frozen=True, tag="lease_reply"):
     """Leases for episodes of the request; the others wait for room: ask again after `retry_after_s`."""
 
     leases: tuple[Lease, ...]
-    retry_after_s: float = 0.0
+    retry_after_s: Finite = 0.0
 
 
 class EpisodeState(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -101,7 +101,7 @@ class EpisodeState(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     episode_id: str
     server_id: str
-    context_tokens: int  # prompt of the running turn, or all tokens after a turn
+    context_tokens: Count  # prompt of the running turn, or all tokens after a turn
     is_waiting: bool  # for a tool, an environment or a reward: nothing decodes
 
 
@@ -110,8 +110,8 @@ class LeaseReport(Message, frozen=True, tag="lease_report"):
 
     worker_id: str
     released: tuple[str, ...] = ()  # episode ids
-    failures: dict[str, int] = msgspec.field(default_factory=dict)  # server id -> failed calls
-    successes: dict[str, int] = msgspec.field(default_factory=dict)  # server id -> completed calls
+    failures: dict[str, Count] = msgspec.field(default_factory=dict)  # server id -> failed calls
+    successes: dict[str, Count] = msgspec.field(default_factory=dict)  # server id -> completed calls
     states: tuple[EpisodeState, ...] = ()  # that changed; all of them after `SchedulerBegan`
 
 
@@ -132,14 +132,14 @@ class AgentActivity(Message, frozen=True, tag="agent_activity"):
     """Number of episodes of one agents worker in each state."""
 
     worker_id: str
-    num_generating: int
-    num_in_tools: int  # environment steps and tools
-    num_in_reward: int
-    num_settling: int  # journal and trajectory writes
+    num_generating: Count
+    num_in_tools: Count  # environment steps and tools
+    num_in_reward: Count
+    num_settling: Count  # journal and trajectory writes
     unix_s: float
     waiting_groups: tuple[str, ...] = ()  # with an episode that no agent outside has leased yet
     context_limit: int = 0  # tokens of the longest episode that it plays; 0: it plays none
-    max_episodes: dict[Phase, int] = msgspec.field(default_factory=dict)  # that it plays at once
+    max_episodes: dict[Phase, Count] = msgspec.field(default_factory=dict)  # that it plays at once
 
 
 class RunStatus(Message, frozen=True, tag="run_status"):
@@ -147,11 +147,11 @@ class RunStatus(Message, frozen=True, tag="run_status"):
 
     step: int
     max_steps: int
-    policy_version: int
-    num_episodes_running: int
-    num_groups_running: int
-    num_groups_ready: int
-    num_servers: int
+    policy_version: PolicyVersion
+    num_episodes_running: Count
+    num_groups_running: Count
+    num_groups_ready: Count
+    num_servers: Count
     reward_mean: float | None
     success_rate: float | None
     eval_success_rate: float | None
@@ -161,7 +161,7 @@ class RunStatus(Message, frozen=True, tag="run_status"):
     elapsed_s: float
     eta_s: float | None
     blocked_by: str = ""  # reason for stopped admission: credit, buffer, servers, weights, or empty
-    num_failures: int = 0  # episodes that ended as infra_failure or timeout
+    num_failures: Count = 0  # episodes that ended as infra_failure or timeout
     newest_failure: str = ""  # reason of the newest of them
     hints: tuple[str, ...] = ()  # that hold now
     progress_unix_s: float = 0.0  # of the newest valid episode, step or evaluation

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace_protos.base import Message
+from tailrace_protos.base import Count, Finite, Message
 from tailrace_protos.subjects import Phase
 
 OVER_BUDGET = "over_budget"  # metric, 1 for an episode that was cut off by one of its limits
@@ -58,7 +58,7 @@ class Lease(msgspec.Struct, frozen=True):
     zmq_endpoint: str
     zmq_public_key: str = ""
     incarnation: str = ""
-    ask_after_s: float = 0.0  # a turn after a tool call longer than this asks for its server; 0: none
+    ask_after_s: Finite = 0.0  # a turn after a tool call longer than this asks for its server; 0: none
 
 
 class EpisodeTask(Message, frozen=True, tag="episode_task"):
@@ -66,12 +66,12 @@ class EpisodeTask(Message, frozen=True, tag="episode_task"):
 
     episode_id: str  # "<group_id>.<member>"
     group_id: str
-    member: int
-    attempt: int  # raised when the scheduler publishes the episode again
+    member: Count
+    attempt: Count  # raised when the scheduler publishes the episode again
     phase: Phase
     task: EnvTask
-    deadline_unix_s: float
-    timeout_s: float = 0.0  # from the first lease by an agent outside of the cluster; 0: its own alone
+    deadline_unix_s: Finite
+    timeout_s: Finite = 0.0  # from the first lease by an agent outside of the cluster; 0: its own alone
     lease: Lease | None = None  # its first server; None: the worker asks for one
 
     @property

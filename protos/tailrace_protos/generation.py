@@ -8,7 +8,7 @@ import enum
 
 import msgspec
 
-from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, Message
+from tailrace_protos.base import EMPTY, Count, Finite, Float32Bytes, Int32Bytes, Message, PolicyVersion
 
 # `policy_version` of tokens that no policy of the run sampled. Those without a log-probability (NaN)
 # count as sampled by the weights that the learner's step starts with.
@@ -76,9 +76,9 @@ class GenerateRequest(Message, frozen=True, tag="generate_request", gc=False):
     call_id: str
     episode_id: str  # servers keep the KV cache of an episode's earlier turns under this id
     prompt_ids: Int32Bytes  # [P]
-    max_new_tokens: int
+    max_new_tokens: Count
     sampling: SamplingParams = SamplingParams()
-    num_continued: int = 0
+    num_continued: Count = 0
     traceparent: str = ""
     top_logprobs: int = 0  # at most `MAX_TOP_LOGPROBS`; a smaller vocabulary gives fewer
     guide: Guide | None = None
@@ -91,9 +91,9 @@ class TokenSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     and caller: the caller knows the server and fills it in.
     """
 
-    policy_version: int
+    policy_version: PolicyVersion
     source: str  # `tailrace_protos.control.source_of` of the server; empty: not known
-    num_tokens: int
+    num_tokens: Count
 
 
 class CallErrorCode(enum.StrEnum):
@@ -110,7 +110,7 @@ class CallError(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     code: CallErrorCode
     reason: str
-    retry_after_s: float = 0.0
+    retry_after_s: Finite = 0.0
 
 
 class TokenChunk(Message, frozen=True, tag="token_chunk", omit_defaults=True, gc=False):
@@ -126,7 +126,7 @@ class TokenChunk(Message, frozen=True, tag="token_chunk", omit_defaults=True, gc
     spans: tuple[TokenSpan, ...] = ()  # num_tokens sum to t
     finish_reason: FinishReason | None = None
     stop_matched: int | str | None = None  # the stop token id or stop string that matched
-    num_cached_tokens: int = 0  # prompt tokens with reused keys and values (last chunk only)
+    num_cached_tokens: Count = 0  # prompt tokens with reused keys and values (last chunk only)
     error: CallError | None = None
     top_ids: Int32Bytes = EMPTY  # [t * k]
     top_logprobs: Float32Bytes = EMPTY  # [t * k]
@@ -147,8 +147,8 @@ class RequestFrame(Message, frozen=True, array_like=True, tag="request_frame"):
     bounds the frames without confirmation. `closing`: the client closes the link.
     """
 
-    sequence: int
-    received: int = 0
+    sequence: Count
+    received: Count = 0
     messages: tuple[GenerateRequest | AbortRequest, ...] = ()
     closing: bool = False
 
@@ -161,7 +161,7 @@ class ChunkFrame(Message, frozen=True, array_like=True, tag="chunk_frame"):
     as in `RequestFrame`. `broken`: reason of the server to break the link.
     """
 
-    sequence: int
-    received: int = 0
+    sequence: Count
+    received: Count = 0
     messages: tuple[TokenChunk, ...] = ()
     broken: str = ""

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from tailrace_protos.base import MalformedMessageError, Message, decode
+from tailrace_protos.base import Count, Finite, MalformedMessageError, Message, decode
 from tailrace_protos.chat import ToolCall
 from tailrace_protos.session import LedgerNode
 from tailrace_protos.tool import ToolResult
@@ -17,7 +17,7 @@ from tailrace_protos.tool import ToolResult
 class EnvStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Answer of an environment to a reply, without its observation."""
 
-    reward: float
+    reward: Finite
     terminated: bool
     truncated: bool
 
@@ -29,7 +29,7 @@ class CallRecord(Message, frozen=True, tag="call_record", omit_defaults=True, gc
     environment answers as it did, and that it shows the same `inserted_ids`.
     """
 
-    index: int
+    index: Count
     node: LedgerNode
     prompt_digest: bytes = b""  # of all ids that the engine saw; empty with a `step`
     step: EnvStep | None = None
@@ -38,7 +38,7 @@ class CallRecord(Message, frozen=True, tag="call_record", omit_defaults=True, gc
 class ToolRecord(Message, frozen=True, tag="tool_record"):
     """A finished tool call. A resumed loop that makes the same call gets this result."""
 
-    index: int
+    index: Count
     call: ToolCall
     result: ToolResult
     is_stateful: bool = False  # the tool keeps an object for the episode

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tailrace_protos.base import Message
+from tailrace_protos.base import Finite, Message
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
 from tailrace_protos.generation import CallError
@@ -14,7 +14,7 @@ class ScoreItem(msgspec.Struct, frozen=True):
     episode_id: str
     task: EnvTask
     messages: tuple[ChatMessage, ...]
-    turn_rewards: tuple[float, ...]
+    turn_rewards: tuple[Finite, ...]
     metrics: dict[str, float]
 
 
@@ -28,8 +28,8 @@ class Score(msgspec.Struct, frozen=True):
     """`reward` is the weighted sum of `components`; with `error` there is no reward."""
 
     episode_id: str
-    reward: float = 0.0
-    components: dict[str, float] = msgspec.field(default_factory=dict)
+    reward: Finite = 0.0
+    components: dict[str, Finite] = msgspec.field(default_factory=dict)
     error: CallError | None = None
 
 

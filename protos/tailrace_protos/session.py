@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace_protos.base import Float32Bytes, Int32Bytes, Message
+from tailrace_protos.base import Count, Finite, Float32Bytes, Int32Bytes, Message
 from tailrace_protos.chat import ChatMessage, ToolSchema
 from tailrace_protos.episode import Outcome
 from tailrace_protos.generation import FinishReason, SamplingParams, TokenSpan
@@ -41,11 +41,11 @@ class LedgerNode(Message, frozen=True, tag="ledger_node", omit_defaults=True, gc
     spans: tuple[TokenSpan, ...]
     finish_reason: FinishReason
     reply: ChatMessage
-    reward: float | None = None
+    reward: Finite | None = None
     tools: tuple[ToolSchema, ...] = ()
     is_rendered_whole: bool = False  # `inserted_ids` are its whole prompt, without the parent's tokens
     is_fork: bool = False  # text of a reply was inserted, or the template changed what stood before
-    num_malformed: int = 0  # tool calls in the reply that could not be read
+    num_malformed: Count = 0  # tool calls in the reply that could not be read
     is_masked: bool = False  # its tokens are never trained; `mask_reason` says why
     mask_reason: str = ""
     template_args: str = ""  # JSON of template arguments that the call had beyond the run's
@@ -56,7 +56,7 @@ class RewardSet(Message, frozen=True, tag="reward_set"):
     """A call got a reward, in a session's log; an empty id is the last call before it."""
 
     completion_id: str
-    reward: float
+    reward: Finite
 
 
 class CallRefused(Message, frozen=True, tag="call_refused"):
@@ -72,20 +72,20 @@ class RecordedAnswer(Message, frozen=True, tag="recorded_answer", omit_defaults=
     created_unix_s: int
     node_ids: tuple[str, ...]  # one per choice
     stops_matched: tuple[str | None, ...]  # the stop string that ended each choice
-    num_prompt_tokens: int
-    num_cached_tokens: int = 0
+    num_prompt_tokens: Count
+    num_cached_tokens: Count = 0
     # One per choice where the request asked for the likeliest tokens of each step, as in `TokenChunk`.
     top_ids: tuple[Int32Bytes, ...] = ()
     top_logprobs: tuple[Float32Bytes, ...] = ()
-    num_prompts: int = 1  # each has the same number of choices
+    num_prompts: Count = 1  # each has the same number of choices
 
 
 class SessionLimits(msgspec.Struct, frozen=True):
     """Limits of all calls of one session together."""
 
-    max_episode_tokens: int  # of one conversation, inserted and sampled
-    max_new_tokens: int  # sampled, over all calls
-    deadline_unix_s: float
+    max_episode_tokens: Count  # of one conversation, inserted and sampled
+    max_new_tokens: Count  # sampled, over all calls
+    deadline_unix_s: Finite
 
 
 class OpenSession(Message, frozen=True, tag="open_session"):
@@ -102,12 +102,12 @@ class OutsideOffer(Message, frozen=True, tag="outside_offer"):
 
     opening: OpenSession
     group_id: str
-    member: int
+    member: Count
     phase: Phase
     tag: str  # name of the data set
     row: dict[str, Any]
-    lease_s: float  # without a sign of life, after which another agent gets the episode
-    timeout_s: float  # from its first lease; the deadline in `opening` is replaced then
+    lease_s: Finite  # without a sign of life, after which another agent gets the episode
+    timeout_s: Finite  # from its first lease; the deadline in `opening` is replaced then
 
 
 class OutsideResult(Message, frozen=True, tag="outside_result", omit_defaults=True):
@@ -119,8 +119,8 @@ class OutsideResult(Message, frozen=True, tag="outside_result", omit_defaults=Tr
 
     outcome: Outcome = Outcome.OK
     reason: str = ""
-    rewards: dict[str, float] = msgspec.field(default_factory=dict)
-    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    rewards: dict[str, Finite] = msgspec.field(default_factory=dict)
+    metrics: dict[str, Finite] = msgspec.field(default_factory=dict)
     rows: tuple[TokenRow, ...] = ()
     messages: tuple[ChatMessage, ...] = ()  # of `rows`, for the reward service
 
@@ -141,9 +141,9 @@ class ExportSession(Message, frozen=True, tag="export_session"):
     """
 
     session_id: str
-    rewards: dict[str, float] = msgspec.field(default_factory=dict)
+    rewards: dict[str, Finite] = msgspec.field(default_factory=dict)
     export_style: ExportStyle = ExportStyle.INDIVIDUAL
-    turn_discount: float = 1.0
+    turn_discount: Finite = 1.0
     reward_scope: RewardScope = RewardScope.EPISODE
 
 
@@ -157,8 +157,8 @@ class SessionExport(Message, frozen=True, tag="session_export"):
     rows: tuple[TokenRow, ...] = ()
     blob: str = ""
     messages: tuple[ChatMessage, ...] = ()  # the conversation of the last call, with its reply
-    rewards: tuple[float, ...] = ()  # those set, in the order of the calls
-    metrics: dict[str, float] = msgspec.field(default_factory=dict)  # num_calls, num_forks, ...
+    rewards: tuple[Finite, ...] = ()  # those set, in the order of the calls
+    metrics: dict[str, Finite] = msgspec.field(default_factory=dict)  # num_calls, num_forks, ...
     refusals: tuple[str, ...] = ()  # codes of calls refused because of the policy's tokens or reply
     faults: tuple[str, ...] = ()  # of replies that nothing continued (`Ledger.faults`)
 

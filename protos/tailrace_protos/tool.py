@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace_protos.base import Message
+from tailrace_protos.base import Finite, Message
 
 
 class ToolErrorKind(enum.StrEnum):
@@ -39,8 +39,8 @@ class CallTool(Message, frozen=True, tag="call_tool", omit_defaults=True):
     arguments_blob: str = ""  # where `arguments` lie as JSON if they are too big (claim check)
     run: str = ""  # whose payload store the blobs are in
     episode_id: str = ""
-    timeout_s: float = 0.0  # 0: the tool's own; the smaller one counts
-    lease_s: float = 0.0  # 0: nobody will probe; the call runs to its end
+    timeout_s: Finite = 0.0  # 0: the tool's own; the smaller one counts
+    lease_s: Finite = 0.0  # 0: nobody will probe; the call runs to its end
     session_id: str = ""
     opens_session: bool = False
     create_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -70,7 +70,7 @@ class ToolResult(Message, frozen=True, tag="tool_result", omit_defaults=True):
     error_kind: ToolErrorKind = ToolErrorKind.NONE
     infra_error: str = ""
     elapsed_s: float = 0.0  # at the worker; as a caller sees it once it has passed the client
-    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    metrics: dict[str, Finite] = msgspec.field(default_factory=dict)
 
 
 class ProbeTools(Message, frozen=True, tag="probe_tools", omit_defaults=True):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, Int64Bytes, Message, UInt8Bytes
+from tailrace_protos.base import EMPTY, Count, Float32Bytes, Int32Bytes, Int64Bytes, Message, UInt8Bytes
 from tailrace_protos.episode import EnvTask, Outcome, StageSeconds
 from tailrace_protos.generation import TokenSpan
 from tailrace_protos.subjects import Phase
@@ -40,8 +40,8 @@ class Trajectory(Message, frozen=True, tag="trajectory"):
 
     episode_id: str
     group_id: str
-    member: int
-    attempt: int
+    member: Count
+    attempt: Count
     phase: Phase
     task: EnvTask
     outcome: Outcome
@@ -69,5 +69,5 @@ class TrajectoryGroup(Message, frozen=True, tag="trajectory_group"):
     """A closed group: its settled members, cancelled ones included (without rows)."""
 
     group_id: str
-    group_index: int
+    group_index: Count
     members: tuple[Trajectory, ...]

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace_protos.base import Message
+from tailrace_protos.base import Count, Finite, Message, PolicyVersion
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -12,38 +12,38 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
     name: str  # Hugging Face parameter name
     dtype: str  # torch name: float32, bfloat16, ...
-    shape: tuple[int, ...]
-    offset: int  # bytes from the start of the buffer, 64-byte aligned
-    num_bytes: int
+    shape: tuple[Count, ...]
+    offset: Count  # bytes from the start of the buffer, 64-byte aligned
+    num_bytes: Count
     checksum: int  # xxh3_64 of the tensor's bytes
 
 
 class WeightManifest(Message, frozen=True, tag="weight_manifest"):
     """Description of one policy version, without its bytes."""
 
-    policy_version: int  # never reused
+    policy_version: PolicyVersion  # never reused
     lineage: str  # changes when a learner resumes from a checkpoint
     optimizer_step: int
     base_version: int | None  # None: full weights; else adapters that add to this version
     tensors: tuple[TensorEntry, ...]
-    num_bytes: int
+    num_bytes: Count
 
 
 class DeltaEntry(msgspec.Struct, frozen=True, array_like=True):
     """Change of one tensor; those that are not listed are equal."""
 
-    tensor: int  # index in `WeightManifest.tensors`
+    tensor: Count  # index in `WeightManifest.tensors`
     num_changed: int  # elements that differ; -1: the payload holds all of them
-    num_bytes: int  # compressed, behind the payload of the entry before
+    num_bytes: Count  # compressed, behind the payload of the entry before
 
 
 class WeightDelta(msgspec.Struct, frozen=True):
     """Change that turns the bytes of version `from_version` into those of `policy_version`."""
 
-    from_version: int
-    policy_version: int
+    from_version: PolicyVersion
+    policy_version: PolicyVersion
     entries: tuple[DeltaEntry, ...]
-    num_bytes: int
+    num_bytes: Count
 
 
 class WeightSource(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ class OfferWeights(Message, frozen=True, tag="offer_weights"):
 class WeightsTaken(Message, frozen=True, tag="weights_taken"):
     """Answer to `OfferWeights`: weight_sync holds a verified copy, the learner may reuse its buffer."""
 
-    policy_version: int
+    policy_version: PolicyVersion
 
 
 class BaseWeights(msgspec.Struct, frozen=True):
@@ -104,10 +104,10 @@ class WeightsApplied(Message, frozen=True, tag="weights_applied"):
     """Report of a server: it serves `policy_version` now, or failed with `error`."""
 
     server_id: str
-    policy_version: int
-    fetch_s: float
-    stage_s: float
-    swap_s: float
+    policy_version: PolicyVersion
+    fetch_s: Finite
+    stage_s: Finite
+    swap_s: Finite
     error: str = ""
     relay: WeightSource | None = None  # address at which the server passes the version on
 
@@ -120,9 +120,9 @@ class RouteRequest(Message, frozen=True, tag="route_request"):
     """
 
     server_id: str
-    policy_version: int
+    policy_version: PolicyVersion
     is_delta: bool
-    stripe: int
+    stripe: Count
     relay: WeightSource  # address at which this server passes on the chunks that it has
     failed: str = ""  # server id of a holder that sends nothing
 
@@ -138,7 +138,7 @@ class BroadcastRequest(Message, frozen=True, tag="broadcast_request"):
     """Request of a server, ready to receive, to be part of a broadcast of a version."""
 
     server_id: str
-    policy_version: int
+    policy_version: PolicyVersion
     group_id: str = ""  # process group that the server holds from a broadcast before
     gpu: str = ""  # id of its GPU; empty: it receives in host memory
 
@@ -150,26 +150,26 @@ class BroadcastReply(Message, frozen=True, tag="broadcast_reply"):
     """
 
     group_id: str = ""  # equal to that of the request: the server keeps its group and its rank
-    rank: int = 0
-    size: int = 0
+    rank: Count = 0
+    size: Count = 0
     backend: str = ""  # gloo, nccl
     store_host: str = ""  # TCPStore through which the members of a new group meet
-    store_port: int = 0
-    timeout_s: float = 0.0  # of each operation; after one that fails, the group is gone
+    store_port: Count = 0
+    timeout_s: Finite = 0.0  # of each operation; after one that fails, the group is gone
 
 
 class ReportKept(Message, frozen=True, tag="report_kept"):
     """Answer to `WeightsApplied`: weight_sync has recorded it."""
 
-    policy_version: int
+    policy_version: PolicyVersion
 
 
 class ChunkRequest(Message, frozen=True, tag="chunk_request"):
     """Request for one range of a version's buffer over ZMQ, or of the delta to it."""
 
-    policy_version: int
-    offset: int
-    num_bytes: int
+    policy_version: PolicyVersion
+    offset: Count
+    num_bytes: Count
     is_delta: bool = False
 
 
@@ -180,8 +180,8 @@ class ChunkReply(Message, frozen=True, tag="chunk_reply"):
     no longer held, wrong range) there are no bytes either.
     """
 
-    policy_version: int
-    offset: int
+    policy_version: PolicyVersion
+    offset: Count
     waiting: bool = False
     error: str = ""
 

@@ -139,7 +139,8 @@ class _Worker:
         self, renderer: Renderer, policy: ContinuingPolicy, redis: StoreConnection
     ) -> dict[str, EpisodePlayer]:
         service = self._service
-        self._tools = tools = ToolClient(service.bus, service.run.exp_name, redis=redis)
+        pins = self._config.tool_schemas
+        self._tools = tools = ToolClient(service.bus, service.run.exp_name, redis=redis, pins=pins)
         workflow = None
         if self._runner is not None:
             blobs = Blobs(redis, service.run.exp_name)

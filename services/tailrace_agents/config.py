@@ -1,5 +1,6 @@
 """Configuration of the agents service: the section `agents` of an experiment file."""
 
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -12,6 +13,15 @@ from tailrace.data.config import DatasetEntry
 def _require_positive(config: Config, key: str) -> None:
     if getattr(config, key) <= 0:
         raise ValueError(f"{key} must be positive")
+
+
+def _require_hashes(tool_schemas: dict[str, str]) -> None:
+    for name, schema in tool_schemas.items():
+        if not re.fullmatch("[0-9a-f]{8}", schema):
+            raise ValueError(
+                f"tool_schemas.{name}: {schema!r} is no hash: copy its 8 letters from "
+                "`tailrace tools ls`"
+            )
 
 
 class EnvEntry(Config, frozen=True, kw_only=True):
@@ -199,6 +209,11 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
     loop_args: LoopArgs = LoopArgs()
     """Limits of agent loops."""
 
+    tool_schemas: dict[str, str] = msgspec.field(default_factory=dict)
+    """Hashes of tools' schemas by tool name, as `tailrace tools ls` shows them. A loop's episode with
+    such a tool fails while a worker serves it with another schema, so that all episodes of a run read
+    one prompt. Tools without an entry are not checked."""
+
     workflow: WorkflowArgs | None = None
     """Your own agent, which plays the rows of data sets instead of an agent loop."""
 
@@ -270,6 +285,7 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
                 raise ValueError(f"{key} must not be negative")
         if self.max_concurrent_eval_episodes is not None:
             _require_positive(self, "max_concurrent_eval_episodes")
+        _require_hashes(self.tool_schemas)
         for name in self.custom_envs.keys() & self.datasets.keys():
             raise ValueError(f"{name!r} is in custom_envs and in datasets: rename one of them")
         for name in self.workflow.datasets if self.workflow else ():

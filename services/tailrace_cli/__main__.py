@@ -288,7 +288,7 @@ def import_config(
 ) -> None:
     """Write another system's configuration in our keys; settings without a place go to stderr.
 
-    The last line says whether the experiment runs or what it needs. Exit code 2: it is not valid.
+    The last line says whether the experiment runs or what it needs. Exit code 2: it needs something.
 
     A recipe that is a shell script: put `tailrace import-config SYSTEM --` in place of
     `python3 -m ...` in a copy of the script, and run that copy.

@@ -32,4 +32,7 @@ expect "valid" env/bin/tailrace validate frozen_lake
 expect "report.html" env/bin/tailrace train frozen_lake max_steps=2 eval_steps=2 save_steps=2 learner.warm_start.num_steps=20
 expect "step_2" ls runs/frozen_lake/checkpoints
 expect "finished" env/bin/tailrace status frozen_lake
+rm runs/frozen_lake/report.html
+expect "report.html" env/bin/tailrace report frozen_lake
+expect "<!doctype html>" head -c 15 runs/frozen_lake/report.html
 echo "$num_passed passed, 0 failed"

@@ -21,7 +21,7 @@ from tailrace.foreign import ForeignCodeError, place_of
 from tailrace.policy.activity import Stages
 from tailrace.sdk.agent_loop import EpisodeEnd, EpisodeOverError, LoopLimits, Remaining
 from tailrace.sdk.policy import GenerationFailedError, Policy, TurnRequest
-from tailrace.tools.episode_tools import ToolsMissingError
+from tailrace.tools.episode_tools import SchemaMismatchError, ToolsMissingError
 from tailrace_agents.core.episode import (
     EpisodeHandedBackError,
     EpisodeInfraError,
@@ -202,7 +202,7 @@ class Episode:
                 raise
         except (ForeignCodeError, EpisodeOverError) as error:
             end = self._failed(error)
-        except ToolsMissingError as error:
+        except (ToolsMissingError, SchemaMismatchError) as error:
             end = EpisodeEnd(Outcome.INFRA_FAILURE, str(error))
         except (
             GenerationFailedError,

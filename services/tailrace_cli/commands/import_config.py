@@ -1,5 +1,6 @@
 """`tailrace import-config`: another system's configuration as an experiment of ours."""
 
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from tailrace.config.settings import value_at
 from tailrace_cli.experiment import decode
 from tailrace_cli.importing.areal.settings import AREAL
 from tailrace_cli.importing.convert import Imported, add_always, completed, convert, with_integers
+from tailrace_cli.importing.fitting import fitted
 from tailrace_cli.importing.roll.settings import ROLL
 from tailrace_cli.importing.rules import Default, System
 from tailrace_cli.importing.source import ForeignConfig, read_source
@@ -32,6 +34,7 @@ _ABSENT = (
     "must be given with",
     "neither in",
 )
+_FIELD = re.compile(r"(?:([\w.]+): )?Object missing required field `(\w+)`")
 _ONLY_REFERRED_TO = "other settings refer to it, and have its value"
 
 
@@ -45,8 +48,8 @@ class Converted(NamedTuple):
 
     @property
     def is_valid(self) -> bool:
-        """False if the experiment holds a value that is not possible."""
-        return not any(line.startswith(_NOT_VALID) for line in self.left)
+        """False if the experiment holds a value that is not possible, or lacks one."""
+        return not any(line.startswith((_NOT_VALID, _MISSING)) for line in self.left)
 
     @property
     def verdict(self) -> str:
@@ -56,8 +59,9 @@ class Converted(NamedTuple):
             [line.removeprefix(kind) for line in self.left if line.startswith(kind)] for kind in kinds
         )
         tail = f"; {len(lost)} settings have no equivalent" if lost else ""
-        needed = [line.partition(": ")[0] for line in (*wrong, *missing)]
-        return (f"needs: {', '.join(dict.fromkeys(needed))}" if needed else "runs") + tail
+        needed = map(_needed_key, (*wrong, *missing))
+        verdict = f"needs: {', '.join(dict.fromkeys(needed))}" if wrong or missing else "runs"
+        return verdict + tail
 
 
 def import_config(system: str, words: Sequence[str]) -> Converted:
@@ -83,7 +87,12 @@ def import_config(system: str, words: Sequence[str]) -> Converted:
         for key, text in sorted(SYSTEMS[system].differs.items())
         if value_at(source.settings, key) is not None and key not in imported.unmapped
     ]
-    harmless = [key for key in imported.unmapped if _is_harmless(key, SYSTEMS[system])]
+    differing += [f"differs: {line}" for line in fitted(imported.content)]
+    harmless = [
+        key
+        for key, reason in imported.unmapped.items()
+        if reason == _ONLY_REFERRED_TO or _is_harmless(key, SYSTEMS[system])
+    ]
     imported.idle.update((key, imported.unmapped.pop(key)) for key in harmless)
     lines = [f"{_NOT_MAPPED}{key}: {reason}" for key, reason in sorted(imported.unmapped.items())]
     idle = tuple(f"no effect: {key}: {reason}" for key, reason in sorted(imported.idle.items()))
@@ -91,6 +100,14 @@ def import_config(system: str, words: Sequence[str]) -> Converted:
     text = yaml.safe_dump(_ordered(imported.content), sort_keys=False, allow_unicode=True)
     left = (*lines, *_not_valid(imported))
     return Converted(header + text, left, tuple(differing), (*idle, *notes))
+
+
+def _needed_key(problem: str) -> str:
+    """Returns the key of which a problem speaks first."""
+    if found := _FIELD.match(problem):
+        return ".".join(filter(None, found.groups()))
+    key = problem.partition(": ")[0].partition(" ")[0]
+    return "pretrain" if key in ("give", "neither") else key
 
 
 def _is_harmless(key: str, system: System) -> bool:

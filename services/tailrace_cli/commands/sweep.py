@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from rich.console import Console
 
@@ -44,17 +45,7 @@ def sweep_runs(overrides: Sequence[str]) -> list[SweepRun]:
         return []
     if not any(each.is_sweep_override() for each in parsed):
         return []
-    choices: list[list[tuple[str, str]]] = []  # (suffix, override) of each override
-    for given, override in zip(overrides, parsed, strict=True):
-        if not override.is_sweep_override():
-            choices.append([("", given)])
-            continue
-        key = str(override.key_or_group)
-        if key == "exp_name":
-            raise ConfigError(f"{given}: runs are named after the swept values; sweep another key")
-        name = key.rpartition(".")[2]
-        values = map(str, override.sweep_string_iterator())
-        choices.append([(f"_{name}{_safe(value)}", f"{key}={value}") for value in values])
+    choices = map(_choices, overrides, parsed)
     combined = [
         SweepRun("".join(suffix for suffix, _ in parts), tuple(text for _, text in parts))
         for parts in itertools.product(*choices)
@@ -62,6 +53,18 @@ def sweep_runs(overrides: Sequence[str]) -> list[SweepRun]:
     if len({run.suffix for run in combined}) < len(combined):
         raise ConfigError(f"{' '.join(overrides)}: two runs of the sweep would have one name")
     return combined
+
+
+def _choices(given: str, override: Override) -> list[tuple[str, str]]:
+    """Suffix of the name and override, for each value of one override."""
+    if not override.is_sweep_override():
+        return [("", given)]
+    key = str(override.key_or_group)
+    if key == "exp_name":
+        raise ConfigError(f"{given}: runs are named after the swept values; sweep another key")
+    name = key.rpartition(".")[2]
+    values = map(str, override.sweep_string_iterator())
+    return [(f"_{name}{_safe(value)}", f"{key}={value}") for value in values]
 
 
 def _safe(value: str) -> str:

@@ -151,6 +151,6 @@ def negated(value: Any) -> bool:
 
 
 def run_name(value: Any) -> str:
-    """`value` with characters replaced that the name of a run cannot have."""
+    """`value` without characters that the name of a run cannot have, and no longer than one."""
     kept = "".join(char if char.isalnum() or char in "-_" else "_" for char in str(value))
-    return kept.strip("_-") or "imported"
+    return kept.strip("_-")[:64].rstrip("_-") or "imported"

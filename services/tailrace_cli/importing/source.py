@@ -7,6 +7,7 @@ that the trainer gets.
 
 import re
 import shlex
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -118,7 +119,9 @@ def _composed(path: Path, content: DictConfig) -> tuple[DictConfig, dict[str, st
     """Returns the settings of a YAML file, with its `defaults:` if they are in their place."""
     if "defaults" in content:
         try:
-            composed = compose_file(path)
+            with warnings.catch_warnings():  # of Hydra, about a list without `_self_`
+                warnings.simplefilter("ignore", UserWarning)
+                composed = compose_file(path)
         except ConfigError as error:
             reason = str(error).removeprefix(f"{path}: ")
             return _nested(content), {"defaults": f"{COMPOSITION} failed: {reason}"}

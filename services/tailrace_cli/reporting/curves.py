@@ -60,17 +60,27 @@ def curves(runs: Mapping[str, Sequence[Row]], panels: Sequence[Panel]) -> list[d
 def _panel(panel: Panel, runs: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
     tables, labels = [], []
     for run, rows in runs.items():
-        by_step = {row["step"]: row for row in rows}  # a resumed run has some steps twice
-        ordered = [by_step[step] for step in sorted(by_step, key=lambda step: float(step or 0))]
-        columns = {label: [_number(row, key) for row in ordered] for label, key in panel.keys.items()}
-        shown = {
-            label: values for label, values in columns.items() if any(v is not None for v in values)
-        }
+        ordered = _ordered(rows)
+        shown = _columns(panel, ordered)
         if shown:
             axes = [[_number(row, axis) for row in ordered] for axis in ("step", "time_s")]
             tables.append({"axes": axes, "values": list(shown.values())})
             labels += [run if len(runs) > 1 else label for label in shown]
     return {"title": panel.title, "labels": labels, "tables": tables}
+
+
+def _ordered(rows: Sequence[Row]) -> list[Row]:
+    """The newest row of each step: a resumed run has some steps twice."""
+    by_step = {row["step"]: row for row in rows}
+    return [by_step[step] for step in sorted(by_step, key=lambda step: float(step or 0))]
+
+
+def _columns(panel: Panel, rows: Sequence[Row]) -> dict[str, list[float | None]]:
+    """Values of each series that has some."""
+    columns = {label: [_number(row, key) for row in rows] for label, key in panel.keys.items()}
+    return {
+        label: values for label, values in columns.items() if any(value is not None for value in values)
+    }
 
 
 def _number(row: Row, key: str) -> float | None:

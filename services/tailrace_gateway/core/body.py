@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tailrace_gateway.core.errors import BadRequestError, UnsupportedError
+from tailrace_protos.base import UNREADABLE
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ def read_body(raw: bytes, kind: type[T]) -> T:
         body: T = _decoder(kind_key).decode(raw)
     except msgspec.ValidationError as error:
         raise _explained(str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise BadRequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
     return body
 

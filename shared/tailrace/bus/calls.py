@@ -84,7 +84,7 @@ def error_headers(error: CallFailedError) -> Headers:
     """Encodes an error as reply headers."""
     headers = {
         CODE_HEADER: _STATUS[error.code],
-        REASON_HEADER: error.reason,
+        REASON_HEADER: " ".join(error.reason.split()),  # a line break would end the header
         KIND_HEADER: error.code.value,
     }
     if error.retry_after_s > 0:

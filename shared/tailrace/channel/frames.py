@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from tailrace_protos.base import MalformedMessageError, decode, encode
+from tailrace_protos.base import UNREADABLE, MalformedMessageError, decode, encode
 from tailrace_protos.generation import (
     AbortRequest,
     ChunkFrame,
@@ -206,7 +206,7 @@ def read_request_frame(data: bytes) -> Envelope[GenerateRequest | AbortRequest]:
     """Decodes a client's frame; raises `MalformedMessageError` if the frame itself is invalid."""
     try:
         frame = _request_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raw = _read_raw(data, "request_frame", error)
         messages, bad = _read_one_by_one(raw, _request_message_decoder)
         return Envelope(raw.sequence, raw.received, messages, bad)
@@ -217,7 +217,7 @@ def read_chunk_frame(data: bytes) -> Envelope[TokenChunk]:
     """Decodes a server's frame; raises `MalformedMessageError` if the frame itself is invalid."""
     try:
         frame = _chunk_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raw = _read_raw(data, "chunk_frame", error)
         messages, bad = _read_one_by_one(raw, _chunk_message_decoder)
         return Envelope(raw.sequence, raw.received, messages, bad)
@@ -243,7 +243,7 @@ def _read_one_by_one(
     for data in raw.messages:
         try:
             messages.append(decoder.decode(data))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             bad.append(BadMessage(_call_id_of(data), str(error)))
     return tuple(messages), tuple(bad)
 

@@ -14,7 +14,7 @@ from tailrace.store.connection import StoreConnection
 
 log = get_logger(__name__)
 
-MALFORMED = (msgspec.MsgspecError, ValueError, TypeError, LookupError)
+MALFORMED = (msgspec.MsgspecError, ValueError, TypeError, LookupError, RecursionError)
 """Errors of decoding bytes that are not what was written."""
 
 _KEPT_S = 7 * 24 * 3600

@@ -19,7 +19,7 @@ from tailrace.tools.conversion import error_result, infra_result
 from tailrace.tools.delivery import CallDelivery, SessionAffinities, UndeliverableError
 from tailrace.tools.discovery import Discovery
 from tailrace.tools.episode_tools import EpisodeTools
-from tailrace.tools.port import CallAttempt, ToolPort, WorkerLostError
+from tailrace.tools.port import CallAttempt, MalformedAnswerError, ToolPort, WorkerLostError
 from tailrace.tools.watch import ToolDeadlines, WorkerWatch
 from tailrace.tools.wire import JSON, ClaimCheck, ClaimCheckError
 from tailrace_protos import subjects
@@ -38,7 +38,10 @@ RELEASE_TIMEOUT_S = 15.0  # a worker waits up to 10 s for the release code of a 
 
 
 class ToolClient:
-    """Client of tools for the episodes of one run. `redis` stores payloads too large for a message."""
+    """Client of tools for the episodes of one run. `redis` stores payloads too large for a message.
+
+    `pins`: hashes of schemas by tool name (`tailrace.tools.discovery.schema_hash`).
+    """
 
     def __init__(
         self,
@@ -47,11 +50,12 @@ class ToolClient:
         *,
         redis: StoreConnection | None = None,
         deadlines: ToolDeadlines | None = None,
+        pins: Mapping[str, str] | None = None,
     ) -> None:
         self.run = run
         self._deadlines = deadlines or ToolDeadlines()
         self._port = ToolPort(bus)
-        self.discovery = Discovery(self._port, run)
+        self.discovery = Discovery(self._port, run, pins)
         self._claims = ClaimCheck(bus, redis)
         self._watch = WorkerWatch(self._port, self._deadlines)
         self._delivery = CallDelivery(self._port, self._watch, self._deadlines)
@@ -70,7 +74,7 @@ class ToolClient:
         return EpisodeTools(self, self.run, episode_id, names, create_kwargs)
 
     async def schemas(self, names: Sequence[str]) -> tuple[ToolSchema, ...]:
-        """Returns the schemas of `names`, in order; waits for workers, then `ToolsMissingError`."""
+        """Returns the schemas of `names`, in order; waits for workers as `Discovery.schemas` does."""
         missing = [name for name in names if name not in self._schemas]
         if missing:
             found = await self.discovery.schemas(missing, self._deadlines.nobody_s)
@@ -129,6 +133,8 @@ class ToolClient:
                 self._stateful.add(request.name)
             try:
                 return await self._result(attempt)
+            except MalformedAnswerError:
+                raise
             except WorkerLostError:
                 if affinity.is_stateful or not attempt.accepted.result().is_idempotent:
                     raise

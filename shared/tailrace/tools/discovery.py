@@ -6,7 +6,7 @@ receives no new calls, and still receives messages for itself.
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from tailrace.bus import Bus, flush
 from tailrace.config import ConfigError
 from tailrace.log import get_logger
 from tailrace.sdk.tool import ToolSpec
-from tailrace.tools.episode_tools import ToolsMissingError
+from tailrace.tools.episode_tools import SchemaMismatchError, ToolsMissingError
 from tailrace.tools.port import ToolPort
 from tailrace_protos import subjects
 from tailrace_protos.chat import ToolSchema
@@ -77,11 +77,15 @@ class WorkerStats(msgspec.Struct, frozen=True):
 
 
 class Discovery:
-    """Search for the tools of one run: tools of the run win over tools for all runs."""
+    """Search for the tools of one run: tools of the run win over tools for all runs.
 
-    def __init__(self, port: ToolPort, run: str) -> None:
+    `pins`: hashes by tool name; a pinned tool has this schema or none.
+    """
+
+    def __init__(self, port: ToolPort, run: str, pins: Mapping[str, str] | None = None) -> None:
         self._port = port
         self._run = run
+        self._pins = pins or {}
 
     async def workers(self, within_s: float = ROUND_S) -> list[WorkerInfo]:
         """Returns all tool workers that answer in time, also those of other runs."""
@@ -106,57 +110,88 @@ class Discovery:
         return {worker.id: worker for worker in found}
 
     async def schemas(self, names: Sequence[str], wait_s: float) -> tuple[ToolSchema, ...]:
-        """Returns the schemas of `names`, in order; `ToolsMissingError` after `wait_s`."""
+        """Returns the schemas of `names`, in order.
+
+        Raises `ToolsMissingError` for a tool without a worker, and `SchemaMismatchError` for a pinned
+        tool that a worker serves with another schema, both after `wait_s`.
+        """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + wait_s
         found: dict[str, ToolSchema] = {}
         while True:
-            await self._round(names, found)
+            served = await self._round(names)
+            found |= served.schemas(self._pins)
             missing = [name for name in names if name not in found]
-            if not missing:
+            mismatch = self._mismatch(names, served)
+            if not missing and mismatch is None:
                 return tuple(found[name] for name in names)
             if loop.time() > end_s:
-                raise ToolsMissingError(missing, list(found), wait_s)
+                raise mismatch or ToolsMissingError(missing, list(found), wait_s)
             await asyncio.sleep(0.1)
 
-    async def _round(self, names: Sequence[str], found: dict[str, ToolSchema]) -> None:
-        """Asks once; ends early when the run itself serves all tools."""
-        wanted_own = {subjects.tool(name, self._run) for name in names} if self._run else set()
-        own: dict[str, ToolSchema] = {}
+    async def _round(self, names: Sequence[str]) -> "_Served":
+        """Asks once; ends early when the run itself serves all tools and none of them is pinned."""
+        served = _Served(self._run)
 
         def take(data: bytes) -> bool:
             workers: list[WorkerInfo] = []
             _keep(data, WorkerInfo, workers)
             for endpoint in (endpoint for worker in workers for endpoint in worker.endpoints):
                 if endpoint.is_tool:
-                    _note(endpoint, wanted_own, own, found)
-            return bool(names) and all(name in own for name in names)
+                    served.add(endpoint)
+            return bool(names) and all(name in served.own and name not in self._pins for name in names)
 
         await self._port.gather(f"$SRV.INFO.{SERVICE_NAME}", ROUND_S, take)
-        found.update(own)
+        return served
+
+    def _mismatch(self, names: Sequence[str], served: "_Served") -> SchemaMismatchError | None:
+        for name in names:
+            pinned = self._pins.get(name)
+            others = sorted(served.of(name).keys() - {pinned})
+            if pinned and others:
+                return SchemaMismatchError(name, pinned, others)
+        return None
 
 
-def _note(
-    endpoint: EndpointInfo,
-    wanted_own: set[str],
-    own: dict[str, ToolSchema],
-    found: dict[str, ToolSchema],
-) -> None:
-    try:
-        tool = endpoint.tool
-    except msgspec.DecodeError as error:
-        log.error("tool without a valid schema ignored", subject=endpoint.subject, reason=str(error))
-        return
-    place = own if endpoint.subject in wanted_own else found
-    if place is found and endpoint.subject != subjects.tool(tool.name):
-        return
-    if (known := place.setdefault(tool.name, tool)) != tool:
-        log.warning(
-            "workers serve one tool with different schemas",
-            subject=endpoint.subject,
-            schemas=sorted(map(schema_hash, (known, tool))),
-            remedy="end the workers of the older schema",
-        )
+class _Served:
+    """Schemas of one round by tool and hash; those of the run win over those for all runs."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self.own: dict[str, dict[str, ToolSchema]] = {}
+        self._shared: dict[str, dict[str, ToolSchema]] = {}
+
+    def add(self, endpoint: EndpointInfo) -> None:
+        """Adds a tool of a worker, unless it is another run's; warns of a second schema."""
+        try:
+            tool = endpoint.tool
+        except (msgspec.DecodeError, RecursionError) as error:
+            reason = str(error)
+            log.error("tool without a valid schema ignored", subject=endpoint.subject, reason=reason)
+            return
+        places = {subjects.tool(tool.name): self._shared}
+        if self._run:
+            places[subjects.tool(tool.name, self._run)] = self.own
+        if endpoint.subject not in places:
+            return
+        known = places[endpoint.subject].setdefault(tool.name, {})
+        if known.setdefault(schema_hash(tool), tool) is tool and len(known) > 1:
+            log.warning(
+                "workers serve one tool with different schemas",
+                subject=endpoint.subject,
+                schemas=sorted(known),
+                remedy="end the workers of the older schema",
+            )
+
+    def of(self, name: str) -> dict[str, ToolSchema]:
+        """Returns the schemas of a tool by hash."""
+        return self.own.get(name) or self._shared.get(name, {})
+
+    def schemas(self, pins: Mapping[str, str]) -> dict[str, ToolSchema]:
+        """Returns one schema of each tool: the pinned one, or the first."""
+        served = {name: self.of(name) for name in (*self._shared, *self.own)}
+        chosen = {name: pins.get(name) or next(iter(known)) for name, known in served.items()}
+        return {name: served[name][key] for name, key in chosen.items() if key in served[name]}
 
 
 def schema_hash(tool: ToolSchema) -> str:

@@ -32,6 +32,20 @@ class ToolsMissingError(LookupError):
         self.found = tuple(found)
 
 
+class SchemaMismatchError(LookupError):
+    """Workers serve the tool `name` with the schemas `served`, and not with the `pinned` one alone."""
+
+    def __init__(self, name: str, pinned: str, served: Sequence[str]) -> None:
+        super().__init__(
+            f"tool {name!r} is pinned to schema {pinned}, and a worker serves schema "
+            f"{', '.join(served)}: end the workers of the other schema (`tailrace tools ls` shows "
+            f"them), or pin the new one with agents.tool_schemas.{name}"
+        )
+        self.name = name
+        self.pinned = pinned
+        self.served = tuple(served)
+
+
 class CallRunner(Protocol):
     """ToolRunner of tool calls."""
 

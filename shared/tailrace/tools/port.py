@@ -112,6 +112,13 @@ class WorkerLostError(Exception):
     """The worker that has (or may have) the call will not answer it; the text gives the reason."""
 
 
+class MalformedAnswerError(WorkerLostError):
+    """A worker answered a call with bytes that are no message; another attempt would not help."""
+
+    def __init__(self, subject: str, error: MalformedMessageError) -> None:
+        super().__init__(f"a worker of {subject} sent a malformed answer: {error}")
+
+
 class CallAttempt:
     """One delivery of a call to a worker: first `accepted`, then `result`, or an error."""
 
@@ -141,7 +148,7 @@ class CallAttempt:
             self.fail(error)
             return
         except MalformedMessageError as error:
-            self.fail(WorkerLostError(f"a worker of {self.subject} sent a malformed answer: {error}"))
+            self.fail(MalformedAnswerError(self.subject, error))
             return
         if isinstance(decoded, ToolAccepted):
             if not self.accepted.done():

@@ -139,25 +139,39 @@ class WeightReceiver:
         Raises `ChecksumError`, `ManifestError`, `WeightsGoneError` or `WeightsUnreachableError`;
         the active version is unchanged then.
         """
-        manifest, source = available.manifest, available.source
-        check_manifest(manifest)
-        if source.file:
-            try:
-                return await bulk(manifest.num_bytes, FileWeights, manifest, Path(source.file))
-            except (OSError, WeightsError) as error:
-                log.warning(
-                    "weights file not read: fetched otherwise", file=source.file, error=str(error)
-                )
-        if available.broadcasts:
-            received = await self.member.receive(manifest, source)
-            if received is not None:
-                return StagedWeights(manifest, received, manifest.num_bytes)
-        fd = open_source(manifest, source, self._host_id, self._shm_folder)
-        if fd is not None:
-            buffer = map_segment(fd, manifest.num_bytes)
-            await bulk(manifest.num_bytes, verify, manifest, buffer)
-            return StagedWeights(manifest, buffer, 0)
-        baseline = self._baseline
+        check_manifest(available.manifest)
+        staged = await self._from_file(available) or await self._from_broadcast(available)
+        return staged or await self._from_host(available) or await self._from_network(available)
+
+    async def _from_file(self, available: WeightsAvailable) -> StagedWeights | None:
+        manifest, file = available.manifest, available.source.file
+        if not file:
+            return None
+        try:
+            return await bulk(manifest.num_bytes, FileWeights, manifest, Path(file))
+        except (OSError, WeightsError) as error:
+            log.warning("weights file not read: fetched otherwise", file=file, error=str(error))
+            return None
+
+    async def _from_broadcast(self, available: WeightsAvailable) -> StagedWeights | None:
+        manifest = available.manifest
+        if not available.broadcasts:
+            return None
+        received = await self.member.receive(manifest, available.source)
+        return None if received is None else StagedWeights(manifest, received, manifest.num_bytes)
+
+    async def _from_host(self, available: WeightsAvailable) -> StagedWeights | None:
+        """Maps the shared memory of a publisher on the same host."""
+        manifest = available.manifest
+        fd = open_source(manifest, available.source, self._host_id, self._shm_folder)
+        if fd is None:
+            return None
+        buffer = map_segment(fd, manifest.num_bytes)
+        await bulk(manifest.num_bytes, verify, manifest, buffer)
+        return StagedWeights(manifest, buffer, 0)
+
+    async def _from_network(self, available: WeightsAvailable) -> StagedWeights:
+        manifest, baseline = available.manifest, self._baseline
         held = None if baseline is None else baseline.policy_version
         self.relay.keep(held, manifest.policy_version, manifest.base_version, *_chained(available))
         staged = await self._pull_deltas(available)

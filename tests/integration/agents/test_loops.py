@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from tailrace.channel import ChunkSink
 from tailrace.chat import ChatArgs, Renderer
 from tailrace.config import ConfigError
 from tailrace.sdk import tool
-from tailrace.tools import ToolWorker
+from tailrace.tools import ToolClient, ToolDeadlines, ToolWorker
+from tailrace.tools.discovery import schema_hash
 from tailrace_protos.base import as_int32, as_uint8, pack_float32, pack_int32
 from tailrace_protos.episode import Outcome
 from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk, TokenSpan
@@ -118,6 +120,27 @@ async def test_rows_are_played_with_tools_and_scored(world: AgentsWorld, shelf: 
     prompts = {text_of(as_int32(one.prompt_ids)) for one in server.requests}
     asked = {prompt.partition("Question ")[2][0] for prompt in prompts}
     assert asked == {"0", "1", "2", "3"}  # one epoch visits every row
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+async def test_a_pinned_schema_is_the_only_one_that_a_prompt_shows(
+    world: AgentsWorld, shelf: Shelf, is_right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_a_test = partial(ToolClient, deadlines=ToolDeadlines(nobody_s=0.2))
+    monkeypatch.setattr("tailrace_agents.__main__.ToolClient", in_a_test)
+    (served,) = (schema_hash(spec.schema) for spec in shelf.worker.host.specs)
+    server = await start_chat(world)
+    await world.start_agents(tool_schemas={"lookup": served if is_right else "00000000"})
+    tasks = await world.admit(num_groups=1, group_size=2, env_name="questions")
+    settled = await world.settled(len(tasks))
+    if is_right:
+        assert {event.outcome for event in settled.values()} == {Outcome.OK}
+        return
+    assert not server.requests
+    for event in settled.values():
+        assert event.outcome == Outcome.INFRA_FAILURE
+        for part in ("'lookup'", "00000000", served, "agents.tool_schemas.lookup"):
+            assert part in event.reason
 
 
 def made_rows(split: str, num: int) -> Iterator[dict[str, Any]]:

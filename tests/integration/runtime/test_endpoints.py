@@ -52,6 +52,30 @@ async def test_a_malformed_request_is_answered_400_with_the_expected_type(
         await bus.request(f"{bus.run}.call", lease_request(), LeaseReply, timeout_s=5)
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [
+        encode({"type": "x\r\nNats-Service-Error-Code: 200\r\n\r\n"}),
+        encode({"type": "lease_request", "x": 0})[:-1] + b"\x91" * 100_000,
+    ],
+    ids=["line_breaks", "nested"],
+)
+async def test_a_hostile_request_gets_its_refusal(
+    bus: Bus, nats_server: ServerProcess, payload: bytes
+) -> None:
+    service = make_service(nats_server.url, bus.run)
+
+    async def handler(_: LeaseRequest) -> LeaseReply:
+        return lease_reply()
+
+    service.endpoint(f"{bus.run}.call", LeaseRequest, handler)
+    async with serving(service):
+        answer = await bus.connection.client.request(f"{bus.run}.call", payload, timeout=20)
+    assert not answer.data
+    assert (answer.headers or {})["Nats-Service-Error-Code"] == "400"
+    assert "malformed LeaseRequest" in (answer.headers or {})["Nats-Service-Error"]
+
+
 async def test_a_full_mailbox_answers_503_with_retry_after(
     bus: Bus, nats_server: ServerProcess
 ) -> None:

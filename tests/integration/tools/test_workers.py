@@ -12,12 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import pytest
+from nats.aio.msg import Msg
 
-from tailrace.bus import Bus
-from tailrace.sdk.tool import tool
+from tailrace.bus import Bus, flush
+from tailrace.sdk.tool import AnyTool, tool
 from tailrace.tools import ToolClient
+from tailrace.tools.discovery import schema_hash
+from tailrace.tools.episode_tools import SchemaMismatchError
+from tailrace.tools.wire import JSON
 from tailrace_protos import subjects
 from tailrace_protos.chat import ToolCall
+from tailrace_protos.tool import CallTool, ToolAccepted
 from tests.integration.tools.conftest import SHORT_DEADLINES, Serve
 from tests.world.servers import ServerProcess
 from tests.world.serving import eventually, metric
@@ -100,6 +106,45 @@ async def test_a_run_s_own_worker_wins_over_one_for_everybody(
         await own.drain()
         assert (await tools.call(call(name))).content == "everybody's"
     await other.close()
+
+
+async def test_a_pinned_tool_waits_until_no_worker_serves_another_schema(
+    client: ToolClient, serve: Serve
+) -> None:
+    def described(text: str) -> AnyTool:
+        async def answer() -> str:
+            return text
+
+        return tool(name="pinned", description=text)(answer)
+
+    new, old = await serve(described("new")), await serve(described("old"))
+    (pin,), (other,) = ([schema_hash(spec.schema) for spec in one.host.specs] for one in (new, old))
+    strict = ToolClient(client._port.bus, client.run, deadlines=SHORT_DEADLINES, pins={"pinned": pin})
+    with pytest.raises(
+        SchemaMismatchError, match=f"'pinned' is pinned to schema {pin}.*{other}"
+    ) as told:
+        await strict.schemas(["pinned"])
+    assert "tailrace tools ls" in str(told.value)
+    await old.drain()
+    (schema,) = await strict.schemas(["pinned"])
+    assert schema.description == "new"
+    await strict.close()
+
+
+async def test_an_answer_that_is_no_message_ends_even_a_call_that_may_be_repeated(
+    client: ToolClient, bus: Bus
+) -> None:
+    async def answer(message: Msg) -> None:
+        call_id = JSON.decode(message.data, CallTool).call_id
+        accepted = JSON.encode(ToolAccepted(call_id, is_idempotent=True))
+        for data in (accepted, b'{"type":"tool_result","elapsed_s":Infinity}'):
+            await bus.connection.publish(message.reply, data, headers=JSON.headers)
+
+    await bus.connection.subscribe(subjects.tool("confused", client.run), answer)
+    await flush(bus.connection.client)
+    async with client.session("e", ["confused"]) as tools, asyncio.timeout(20):
+        result = await tools.call(call("confused"))
+    assert "sent a malformed answer" in result.infra_error
 
 
 async def test_a_worker_killed_in_a_call_is_an_infrastructure_failure_within_seconds(

@@ -181,6 +181,7 @@ async def test_a_folder_that_cannot_be_written_is_no_failure_of_the_episode(tmp_
         (lambda: AgentsConfig(reward_timeout_s=0), "reward_timeout_s"),
         (lambda: AgentsConfig(render_episodes=-1), "render_episodes"),
         (lambda: AgentsConfig(keep_episodes=-1), "keep_episodes"),
+        (lambda: AgentsConfig(tool_schemas={"add": "1234"}), r"tool_schemas\.add: .*tailrace tools ls"),
     ],
 )
 def test_an_impossible_configuration_names_its_key(make: Any, key: str) -> None:

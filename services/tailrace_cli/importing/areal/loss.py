@@ -90,6 +90,8 @@ def clip(value: Any, lookup: Lookup) -> Mapping[str, Any]:
     if lookup("learner.loss") == "gspo":
         high = lookup("actor.eps_clip_higher", value)
         return {"learner.gspo_clip": value, "learner.gspo_clip_high": high}
+    if lookup("learner.loss") == "m2po":
+        raise NoEffectError("m2po bounds the second moment of log-ratios, not each ratio")
     return {"learner.pg_clip": value}
 
 

@@ -1,6 +1,8 @@
 """AReaL (inclusionAI/AReaL): the table of its PPO and GRPO experiments, and its defaults."""
 
-from tailrace.config.settings import Derived, Refused, Renamed, values
+from collections.abc import Iterator
+
+from tailrace.config.settings import Derived, Refused, Renamed, Rule, values
 from tailrace_cli.importing import value_names as names
 from tailrace_cli.importing.areal import loss, placement, rules
 from tailrace_cli.importing.rules import (
@@ -19,6 +21,7 @@ from tailrace_cli.importing.rules import (
 _SAMPLING = "agents.generating_args"
 _ESTIMATOR = ("learner.adv_estimator", "learner.norm_std", "learner.whiten_advantages")
 _ONE_MODEL = "a run has one policy, with its own tokenizer"
+_ONE_NAME = "the run has one name, exp_name"
 _SAME_RANKS = "it computes on the policy's ranks"
 _SAME_TYPE = "it computes as the policy does"
 _KEYS_OF_OPTIMIZER = (
@@ -34,6 +37,21 @@ _SERVERS = (
     ("sglang", "context_length", "max_running_requests", "mem_fraction_static"),
     ("vllm", "max_model_len", "max_num_seqs", "gpu_memory_utilization"),
 )
+
+
+def _server(server: str, length: str, running: str, share: str) -> Iterator[Rule]:
+    """Rules for the section of an engine, which counts if the engines are of its kind."""
+    yield from where(
+        lambda lookup: lookup("inference.engine", server) == server,
+        "the engines are of another kind",
+        to(f"{server}.{length}", "inference.max_model_len"),
+        to(f"{server}.{running}", "inference.max_running"),
+        to(f"{server}.{share}", "inference.gpu_memory_utilization"),
+        to(f"{server}.dtype", "inference.dtype", by=values.engine_dtype),
+        repeats(f"{server}.model_path", "actor.path", _ONE_MODEL),
+        repeats(f"{server}.model", "actor.path", _ONE_MODEL),
+    )
+    yield Refused(server, names.NO_ENGINE)
 
 
 def _optimizer(role: str, args: str) -> tuple[Renamed | Derived, ...]:
@@ -67,6 +85,11 @@ def _agent(section: str) -> tuple[Renamed | Derived | Refused, ...]:
         to(f"{section}.subproc_max_workers", f"{workflow}.subproc_max_workers"),
         to(f"{section}.turn_discount", f"{workflow}.turn_discount", by=float),
         to(f"{section}.export_style", f"{workflow}.export_style"),
+        repeats(
+            f"{section}.engine_max_tokens",
+            "gconfig.max_tokens",
+            "an episode has one bound of its tokens",
+        ),
         to(f"{section}.session_timeout_seconds", f"{workflow}.timeout_s", by=float),
         to(f"{section}.tool_call_parser", "chat.tool_parser", by=names.tool_parser),
         to(f"{section}.reasoning_parser", "chat.reasoning_parser", by=names.reasoning_parser),
@@ -103,14 +126,39 @@ _DEFAULTS = (
     ),
 )
 
+_HARMLESS = (  # where files go, how processes start, and copies of other settings
+    "*.fileroot",
+    "*.scheduling_spec*",
+    "*.scheduling_strategy*",
+    "*.skip_tokenizer_init",
+    "*.pin_memory",
+    "*_dataset.type",
+    "*.num_workers",
+    "actor.weight_update_mode",
+    "cluster.name_resolve.*",
+    "launcher.*",
+    "perf_tracer.*",
+    "recover.*",
+    "ref.mb_spec.*",
+    "rollout.dump_to_file",
+    "rollout.enable_rollout_tracing",
+    "rollout.setup_timeout",
+    "rollout.tokenizer_path",
+    "scheduler.*",
+    "sglang.random_seed",
+    "sglang.attention_backend",
+    "vllm.seed",
+    "vllm.enforce_eager",
+)
+
 AREAL = System(
     "areal",
     "AReaL",
     (
         Derived("experiment_name", ("exp_name",), rules.name, "with `trial_name`"),
         read_with("trial_name", "experiment_name"),
-        Refused("*.experiment_name", "the run has one name, exp_name"),
-        Refused("*.trial_name", "the run has one name, exp_name"),
+        repeats("*.experiment_name", "experiment_name", _ONE_NAME),
+        repeats("*.trial_name", "trial_name", _ONE_NAME),
         to("seed", "seed"),
         to("total_train_steps", "max_steps"),
         *where(
@@ -118,6 +166,7 @@ AREAL = System(
             "total_train_steps is given",
             to("total_train_epochs", "num_epochs"),
         ),
+        Refused("enable_offload", "give colocated, where learner and engines share GPUs", (False,)),
         Refused("async_training", "give max_staleness: 0 is synchronous", (True,)),
         repeats("tokenizer_path", "actor.path", _ONE_MODEL),
         Derived(
@@ -175,6 +224,7 @@ AREAL = System(
             "actor.temperature", "gconfig.temperature", "log-probabilities are taken at the temperature"
         ),
         Derived("actor.use_m2po_loss", ("learner.loss",), loss.m2po, "the loss"),
+        to("actor.m2_threshold", "learner.m2_threshold", by=float),
         Derived("actor.use_sapo_loss", ("learner.loss",), loss.sapo, "the loss"),
         Derived("actor.importance_sampling_level", ("learner.loss",), loss.level, "`gspo` by sequence"),
         Derived("actor.rejection_sampling", loss.WEIGHTS, loss.rejection, "of tokens by their ratio"),
@@ -226,19 +276,7 @@ AREAL = System(
         ),
         Derived("ref.path", ("learner.reference.pretrain",), rules.reference, "unless the policy's"),
         repeats("ref.dtype", "actor.dtype", _SAME_TYPE),
-        *(
-            rule
-            for server, length, running, share in _SERVERS
-            for rule in (
-                to(f"{server}.{length}", "inference.max_model_len"),
-                to(f"{server}.{running}", "inference.max_running"),
-                to(f"{server}.{share}", "inference.gpu_memory_utilization"),
-                to(f"{server}.dtype", "inference.dtype", by=values.engine_dtype),
-                repeats(f"{server}.model_path", "actor.path", _ONE_MODEL),
-                repeats(f"{server}.model", "actor.path", _ONE_MODEL),
-                Refused(server, names.NO_ENGINE),
-            )
-        ),
+        *(rule for server in _SERVERS for rule in _server(*server)),
         to("train_dataset.batch_size", "groups_per_step"),
         data_files(
             "train_dataset.path",
@@ -273,5 +311,6 @@ AREAL = System(
     ),
     _DEFAULTS,
     NOT_CORRECTED,
+    _HARMLESS,
     differs={f"{section}.{key}": text for section in _AGENTS for key, text in _OTHER_MEANINGS.items()},
 )

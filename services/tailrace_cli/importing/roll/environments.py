@@ -15,6 +15,8 @@ from tailrace_envs import env_config_kind
 
 ENVS = "custom_envs"
 REPLY = "actor_infer.generating_args.max_new_tokens"
+TRAINED_REPLY = "train_env_manager.generating_args.max_new_tokens"  # without actor_infer's
+EVALUATED_REPLY = "val_env_manager.generating_args.max_new_tokens"
 BUDGETS = ("agents.generating_args.max_new_tokens", "agents.eval_generating_args.max_new_tokens")
 HISTORY_TURNS = "agents.custom_envs.*.history_turns"
 _MANAGER = "custom_envs.*.env_manager_cls"
@@ -52,7 +54,7 @@ def _unit(name: Any) -> str:
 
 def tokens_per_step(tokens: Any, lookup: Lookup) -> Mapping[str, Any]:
     """The smaller of both limits of a reply, and the budget of an episode of such replies."""
-    step = _smaller(tokens, lookup(REPLY))
+    step = _smaller(tokens, _reply(lookup))
     return {"agents.custom_envs.*.max_tokens_per_step": step, **_budgets(lookup)}
 
 
@@ -69,6 +71,32 @@ def reply_tokens(tokens: Any, lookup: Lookup) -> Mapping[str, Any]:
     return {**steps, **_budgets(lookup)}
 
 
+def trained_reply(tokens: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """The same limit by the manager of training, unless `actor_infer` gives it."""
+    given = lookup(REPLY)
+    if given is None:
+        return reply_tokens(tokens, lookup)
+    if given != tokens:
+        raise ValueError(f"differs from {REPLY} ({given}): training episodes have one sampling")
+    return {}
+
+
+def evaluated_reply(tokens: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Limit of a reply of evaluations; their turns are as long as those of training at most."""
+    if not dict(_environments(lookup)):
+        return {BUDGETS[1]: tokens}
+    steps = [
+        _smaller(env.get("max_tokens_per_step"), _reply(lookup)) for _, env in _environments(lookup)
+    ]
+    if any(step is not None and whole_number(tokens) < step for step in steps):
+        raise ValueError("a turn of an evaluation may be as long as in training (max_tokens_per_step)")
+    return _budgets(lookup)
+
+
+def _reply(lookup: Lookup) -> Any:
+    return lookup(REPLY, lookup(TRAINED_REPLY))
+
+
 def _budgets(lookup: Lookup) -> Mapping[str, int]:
     """Budget of the longest episode: the limit of a reply, for each of its turns."""
     found = [_budget(name, env, lookup) for name, env in _environments(lookup)]
@@ -77,7 +105,7 @@ def _budgets(lookup: Lookup) -> Mapping[str, int]:
 
 
 def _budget(name: str, env: Mapping[str, Any], lookup: Lookup) -> int | None:
-    step = _smaller(env.get("max_tokens_per_step"), lookup(REPLY))
+    step = _smaller(env.get("max_tokens_per_step"), _reply(lookup))
     turns = lookup(f"agents.custom_envs.{name}.env_config.max_turns") or _usual_turns(env)
     if step is None or turns is None:
         length = lookup("sequence_length")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tailrace.config.settings import Lookup, value_names
+from tailrace.config.settings import Derived, Lookup, NoEffectError, value_names
 from tailrace.config.settings.values import whole_number
 from tailrace_cli.importing import value_names as names
 from tailrace_cli.importing.rules import is_gae, is_on, listed
@@ -126,6 +126,28 @@ def loss(variant: Any, lookup: Lookup) -> Mapping[str, Any]:
     if ours == "ppo_clip" and lookup("use_pg_clip_range"):
         return {"learner.loss": "dapo"}
     return {"learner.loss": ours}
+
+
+def dual_clip(used: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Bound for negative advantages, of losses that clip."""
+    if lookup("learner.loss", "ppo_clip") not in ("ppo_clip", "dapo"):
+        raise NoEffectError("the loss of pg_variant has no such bound")
+    return {"learner.dual_clip": 1.0 + 2.0 * lookup("pg_clip", 0.2)} if used else {}
+
+
+def trained_sampling(key: str, *ours: str) -> Derived:
+    """Sampling by the manager of training episodes, unless `actor_infer` gives it."""
+    name = f"actor_infer.generating_args.{key}"
+
+    def derive(value: Any, lookup: Lookup) -> Mapping[str, Any]:
+        given = lookup(name)
+        if given is None:
+            return dict.fromkeys(ours, names.not_negative(value) if key == "top_k" else float(value))
+        if given != value:
+            raise ValueError(f"differs from {name} ({given!r}): training episodes have one sampling")
+        return {}
+
+    return Derived(f"train_env_manager.generating_args.{key}", ours, derive, f"as `{name}`")
 
 
 def kl_in_loss(used: Any, lookup: Lookup) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ Its roles have names that our experiments accept too: their rules are those of o
 
 from tailrace.config.settings import TABLES, Derived, Refused, values
 from tailrace_cli.importing import value_names as names
-from tailrace_cli.importing.roll import environments, rules
+from tailrace_cli.importing.roll import environments, placement, rules
 from tailrace_cli.importing.rules import (
     NOT_CORRECTED,
     SYNCHRONOUS,
@@ -14,7 +14,6 @@ from tailrace_cli.importing.rules import (
     data_files,
     ratio_of_steps,
     read_with,
-    repeats,
     run_name,
     to,
     where,
@@ -30,8 +29,12 @@ _RUN = (
     "pretrain",
 )
 _ENV = "custom_envs.*"
+_MACHINES = ("colocated", "cluster.num_nodes")
 _READING = ("action_pattern", "action_lookup", "grid_lookup", "grid_vocab", "env_instruction")
 _OWN_READING = "environments here have their own formats of replies and observations"
+_ONE_REPLY = "environments get one reply a turn"
+_SAMPLING, _EVAL = "agents.generating_args", "agents.eval_generating_args"
+_TRAIN = "actor_train.strategy_args.strategy_config"
 _INFER = "actor_infer.strategy_args.strategy_config"
 _OURS = tuple(
     rule
@@ -122,10 +125,8 @@ ROLL = System(
         Derived(
             "dual_clip_loss",
             ("learner.dual_clip",),
-            lambda used, lookup: (
-                {"learner.dual_clip": 1.0 + 2.0 * lookup("pg_clip", 0.2)} if used else {}
-            ),
-            "1 + 2 `pg_clip`",
+            rules.dual_clip,
+            "1 + 2 `pg_clip`, of losses that clip",
         ),
         to("max_len_mask", "learner.over_budget_episodes", by=names.masked),
         to("loss_agg_mode", "learner.loss_aggregation", by=names.aggregation),
@@ -164,9 +165,22 @@ ROLL = System(
         ),
         to("actor_infer.generating_args.stop_strings", "agents.generating_args.stop", by=tuple),
         to(f"{_INFER}.gpu_memory_utilization", "inference.gpu_memory_utilization"),
+        to(f"{_INFER}.mem_fraction_static", "inference.gpu_memory_utilization"),
         to(f"{_INFER}.max_model_len", "inference.max_model_len"),
         to(f"{_INFER}.max_num_seqs", "inference.max_running"),
         to(f"{_INFER}.max_num_batched_tokens", "inference.max_batched_tokens"),
+        Derived(
+            placement.ROLES[0],
+            ("cluster.learner_gpus", "learner.strategy_args.num_ranks", *_MACHINES),
+            placement.ranks,
+            "a rank on each; `colocated` where engines share one",
+        ),
+        Derived(
+            placement.ROLES[1],
+            ("cluster.inference_gpus", "cluster.num_inference_servers", *_MACHINES),
+            placement.engines,
+            "engines on them; `colocated` where the learner shares one",
+        ),
         Refused(_INFER, names.NO_ENGINE),
         data_files(
             "actor_train.data_args.file_name",
@@ -187,18 +201,35 @@ ROLL = System(
             for role in ("actor_train", "validation")
         ),
         *(
-            to(f"{section}.generating_args.{key}", f"agents.eval_generating_args.{key}")
+            rule
             for section in ("validation", "val_env_manager")
-            for key in ("max_new_tokens", "temperature", "top_p", "top_k")
-        ),
-        *(
-            repeats(
-                f"train_env_manager.generating_args.{key}",
-                f"actor_infer.generating_args.{key}",
-                "training episodes have one sampling: give both one value",
+            for rule in (
+                to(f"{section}.generating_args.temperature", f"{_EVAL}.temperature"),
+                to(f"{section}.generating_args.top_p", f"{_EVAL}.top_p"),
+                to(f"{section}.generating_args.top_k", f"{_EVAL}.top_k", by=names.not_negative),
             )
-            for key in ("max_new_tokens", "temperature", "top_p", "top_k")
         ),
+        to("validation.generating_args.max_new_tokens", f"{_EVAL}.max_new_tokens"),
+        Derived(
+            environments.EVALUATED_REPLY,
+            environments.BUDGETS,
+            environments.evaluated_reply,
+            "of one reply: with environments see their `max_tokens_per_step`",
+        ),
+        Derived(
+            environments.TRAINED_REPLY,
+            ("agents.custom_envs.*.max_tokens_per_step", *environments.BUDGETS),
+            environments.trained_reply,
+            "as `actor_infer.generating_args.max_new_tokens`",
+        ),
+        rules.trained_sampling("temperature", f"{_SAMPLING}.temperature", "learner.temperature"),
+        rules.trained_sampling("top_p", f"{_SAMPLING}.top_p"),
+        rules.trained_sampling("top_k", f"{_SAMPLING}.top_k"),
+        *(
+            Refused(f"{manager}_env_manager.generating_args.num_return_sequences", _ONE_REPLY, (1,))
+            for manager in ("train", "val")
+        ),
+        to("actor_infer.generating_args.top_k", f"{_SAMPLING}.top_k", by=names.not_negative),
         to("validation.generating_args.num_return_sequences", "scheduler.eval_group_size"),
         Refused("validation.generating_args.num_beams", "replies are sampled, never searched", (1,)),
         to("validation.eval_steps", "eval_steps", by=names.not_negative),
@@ -248,11 +279,22 @@ ROLL = System(
     _DEFAULTS,
     NOT_CORRECTED | SYNCHRONOUS | {"learner.critic.value_clip": 0.0},
     (
+        "hydra",
         "rpc_timeout",
         "tracker_kwargs*",
         "checkpoint_config*",
+        "custom_env.*",  # a library, of which `custom_envs` takes entries
+        "reward_pretrain",
         "*.infer_batch_size",
         "*.data_args.template",
         "*.data_args.preprocessing_num_workers",
+        "reference.model_args.disable_gradient_checkpointing",
+        "reference.strategy_args*",
+        f"{_TRAIN}.use_distributed_optimizer",
+        f"{_TRAIN}.recompute_granularity",
+        f"{_TRAIN}.sequence_parallel",
+        f"{_INFER}.block_size",
+        f"{_INFER}.load_format",
+        "all_response_pattern",
     ),
 )

@@ -133,7 +133,12 @@ ACTOR_AND_REFERENCE: tuple[Rule, ...] = (
         to(f"{ACTOR}.kl_loss_type", "learner.kl_estimator", by=names.kl_estimator),
     ),
     *_optimizer(ACTOR, "learner.training_args"),
-    Refused(f"{_REF}.fsdp_config.param_offload", "set learner.reference.offload", (False,)),
+    *where(
+        rules.has_reference,
+        "no divergence is computed, so there is no reference",
+        to(f"{_REF}.fsdp_config.param_offload", "learner.reference.offload"),
+        to(f"{_REF}.megatron.param_offload", "learner.reference.offload"),
+    ),
     repeats(f"{_REF}.strategy", f"{ACTOR}.strategy", "it computes on the learner's ranks"),
     *(
         repeats(f"{section}.log_prob_{key}", f"{ACTOR}.{of_actor}", "passes are packed alike")

@@ -199,6 +199,11 @@ def kl_in_reward(used: Any, lookup: Lookup) -> Mapping[str, Any]:
     return ours
 
 
+def has_reference(lookup: Lookup) -> bool:
+    """Holds if a divergence is computed, in the loss or in rewards."""
+    return bool(lookup(f"{ACTOR}.use_kl_loss")) or penalizes(lookup)
+
+
 def is_vanilla(lookup: Lookup) -> bool:
     """Holds for the loss with clips and a bound for negative advantages."""
     return bool(lookup(f"{ACTOR}.policy_loss.loss_mode", "vanilla") == "vanilla")

@@ -70,7 +70,8 @@ def _architecture(model_type: Any, lookup: Lookup) -> Mapping[str, Any]:
     return {"learner.from_scratch.model_type": model_type}
 
 
-def _ranks(mapping: Any, lookup: Lookup) -> Mapping[str, Any]:
+def ranks_on(mapping: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Returns the GPUs of the learner, and a rank on each unless a number is given."""
     gpus = values.devices(mapping)
     ranks = {} if len(gpus) == 1 or lookup(_RANKS) else {_RANKS: len(gpus)}
     return {"cluster.learner_gpus": gpus, **ranks}
@@ -96,7 +97,7 @@ ACTOR_TRAIN: tuple[Rule, ...] = (
     Derived(
         "actor_train.device_mapping",
         ("cluster.learner_gpus", _RANKS),
-        _ranks,
+        ranks_on,
         "a rank on each of these GPUs: a list, or text like `list(range(0, 4))`",
     ),
     Renamed(f"{_STRATEGY}.strategy_name", ("learner.strategy_args.strategy_name",), values.strategy),

@@ -277,11 +277,11 @@ def test_references_and_compositions_are_followed_or_listed(tmp_path: Path) -> N
     source.write_text(
         "defaults: [base]\nexp_name: a\npretrain: ${model}\nmax_steps: ${steps}\nsteps: 7\n"
     )
-    text, lines, _, _ = import_config("roll", [str(source)])
+    text, lines, _, notes = import_config("roll", [str(source)])
     content = yaml.safe_load(text)
     assert (content["exp_name"], content["max_steps"], "pretrain" in content) == ("a", 7, False)
     assert any(line.startswith("not mapped: defaults: composition by Hydra") for line in lines)
-    assert any(line.startswith("not mapped: steps: other settings refer to it") for line in lines)
+    assert any(line.startswith("no effect: steps: other settings refer to it") for line in notes)
     assert any(line.startswith("not mapped: pretrain: Interpolation key 'model'") for line in lines)
 
 
@@ -291,7 +291,7 @@ def test_the_command_writes_to_a_file_and_is_strict_when_told(tmp_path: Path) ->
     printed = run(app, ["import-config", "roll", source, "--all"])
     assert printed.exit_code == 0, printed.stderr
     assert yaml.safe_load(printed.stdout)["exp_name"] == "lake_walkers"
-    assert "not mapped: max_actions" in printed.stderr
+    assert "no effect: max_actions" in printed.stderr
     assert "no effect: rpc_timeout" in printed.stderr
     assert "no effect: value_clip: there is no critic" in printed.stderr
     written = run(app, ["import-config", "roll", source, "-o", str(target), "--strict"])
@@ -403,9 +403,9 @@ def test_what_other_settings_refer_to_as_a_section_is_not_called_unknown(tmp_pat
         "exp_name: a\nlake: {env_type: frozen_lake, env_config: {size: 4}}\n"
         "custom_envs: {Lake: '${lake}'}\n"
     )
-    _, lines, _, _ = import_config("roll", [str(source)])
+    _, _, _, notes = import_config("roll", [str(source)])
     for key in ("lake.env_type", "lake.env_config.size"):
-        assert f"not mapped: {key}: other settings refer to it, and have its value" in lines
+        assert f"no effect: {key}: other settings refer to it, and have its value" in notes
 
 
 ODD: tuple[Any, ...] = (0, -1, 0.0, "", "x", [], [None], {}, {"a": 1}, True, float("nan"), 10**30)
