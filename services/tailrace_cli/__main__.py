@@ -23,7 +23,7 @@ from tailrace_cli.commands.import_config import write as write_config
 from tailrace_cli.commands.init import init as init_example
 from tailrace_cli.commands.report import report as write_report
 from tailrace_cli.commands.simulate import simulate as simulate_clusters
-from tailrace_cli.commands.submit import Source, Wanted
+from tailrace_cli.commands.submit import GivenExperiment, Wanted
 from tailrace_cli.commands.submit import submit as submit_run
 from tailrace_cli.commands.sweep import commands_of, sweep_runs
 from tailrace_cli.commands.sweep import sweep as run_sweep
@@ -196,7 +196,7 @@ def submit(
     path = locate(experiment, None, None)
     loaded = load(path, overrides or [])
     cluster = Cluster(context, namespace, kubeconfig)
-    source = Source(loaded, path, overrides or [])
+    source = GivenExperiment(loaded, path, overrides or [])
     submit_run(source, Wanted(release, name, values or []), cluster, console)
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tailrace.config import ConfigError
 from tailrace_cli.commands import submit as submitted
-from tailrace_cli.commands.submit import Source, Wanted
+from tailrace_cli.commands.submit import GivenExperiment, Wanted
 from tailrace_cli.experiment import load
 from tailrace_cli.submission.cluster import Cluster
 from tests.chart.api_server import FakeApiServer
@@ -44,7 +44,7 @@ class Team:
             helm.install(CHART, name, values)
 
     def submit(self, *overrides: str, path: Path = EXAMPLE, **wanted: object) -> str:
-        source = Source(load(path, overrides), path, overrides)
+        source = GivenExperiment(load(path, overrides), path, overrides)
         options = Wanted(**({"standing": "shared"} | wanted))
         submitted.submit(source, options, self.cluster, self.console)
         return self.said()

@@ -26,7 +26,7 @@ from tailrace_cli.validation import check_experiment
 _PROGRESS_LINES = 5
 
 
-class Source(NamedTuple):
+class GivenExperiment(NamedTuple):
     """An experiment with the file and the changes that it comes from."""
 
     loaded: Experiment
@@ -42,7 +42,7 @@ class Wanted(NamedTuple):
     values: Sequence[str] = ()
 
 
-def submit(source: Source, wanted: Wanted, cluster: Cluster, console: Console) -> None:
+def submit(source: GivenExperiment, wanted: Wanted, cluster: Cluster, console: Console) -> None:
     """Install the run's release beside the standing one; `ConfigError` before anything is made."""
     run, standing = source.loaded.run.exp_name, wanted.standing
     release = release_name(run, wanted.name)

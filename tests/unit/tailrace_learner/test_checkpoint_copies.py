@@ -5,15 +5,23 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tailrace_learner.adapters.checkpoint_copies import CheckpointCopies
 from tailrace_learner.adapters.checkpoints import CheckpointFolder, CheckpointNotSavedError
+from tailrace_learner.config import LearnerConfig
 from tests.unit.tailrace_learner.test_checkpoints import Session, state, still  # noqa: F401
 
 
 def folder_with_copies(root: Path, name: str = "run") -> CheckpointFolder:
-    return CheckpointFolder(root / name, CheckpointCopies(f"file://{root}/store", "run"))
+    config = LearnerConfig(checkpoint_url=f"file://{root}/store")
+    return CheckpointFolder(root / name, CheckpointCopies(config.checkpoint_url, "run"))
+
+
+def test_a_path_is_no_url_of_a_store() -> None:
+    with pytest.raises(msgspec.ValidationError, match=r"checkpoint_url '/runs' is no URL"):
+        msgspec.convert({"checkpoint_url": "/runs"}, LearnerConfig)
 
 
 def test_a_learner_whose_disk_is_lost_continues_from_the_newest_copy(
