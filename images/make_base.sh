@@ -17,7 +17,8 @@ import() { # import NAME [WITHOUT...]: the tree without what no service reads
     tar -C "$work/root" "${without[@]}" -c . | "$docker" import - "$name:$debian" >/dev/null
 }
 
-debootstrap --variant=minbase --include=python3,ca-certificates "$debian" "$work/root" >"$work/log" 2>&1 ||
+# vLLM on a CPU loads libnuma.
+debootstrap --variant=minbase --include=python3,ca-certificates,libnuma1 "$debian" "$work/root" >"$work/log" 2>&1 ||
     { tail -n 15 "$work/log" >&2; exit 1; }
 # Nothing is installed later: Debian's own programs, and what they alone load. What it is made of stays listed.
 import tailrace-base usr/lib/apt 'usr/bin/apt*' usr/bin/gpgv 'usr/lib/*/libapt-*' usr/bin/perl 'usr/bin/perl5*' \

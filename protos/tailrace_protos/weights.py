@@ -27,6 +27,7 @@ class WeightManifest(Message, frozen=True, tag="weight_manifest"):
     base_version: int | None  # None: full weights; else adapters that add to this version
     tensors: tuple[TensorEntry, ...]
     num_bytes: Count
+    target: str = ""  # type that servers declared (`inference.weights_dtype`); empty: as published
 
 
 class DeltaEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -89,9 +90,10 @@ class WeightsAvailable(Message, frozen=True, tag="weights_available"):
 
 
 class CurrentWeightsRequest(Message, frozen=True, tag="current_weights_request"):
-    """Request of a new server for the newest version."""
+    """Request of a server for the newest version, in the type that it declares."""
 
     server_id: str
+    target: str = ""  # empty: as the learner publishes it
 
 
 class CurrentWeightsReply(Message, frozen=True, tag="current_weights_reply"):
@@ -110,6 +112,7 @@ class WeightsApplied(Message, frozen=True, tag="weights_applied"):
     swap_s: Finite
     error: str = ""
     relay: WeightSource | None = None  # address at which the server passes the version on
+    target: str = ""  # as in the manifest of the version
 
 
 class RouteRequest(Message, frozen=True, tag="route_request"):
@@ -125,6 +128,7 @@ class RouteRequest(Message, frozen=True, tag="route_request"):
     stripe: Count
     relay: WeightSource  # address at which this server passes on the chunks that it has
     failed: str = ""  # server id of a holder that sends nothing
+    target: str = ""  # as in the manifest of the version
 
 
 class RouteReply(Message, frozen=True, tag="route_reply"):

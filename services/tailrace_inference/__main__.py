@@ -80,6 +80,7 @@ class _Process:
             run,
             service.endpoints.host_id,
             self.server_id,
+            target="" if self.config.weights_dtype == "published" else self.config.weights_dtype,
             bind_host=self.config.bind_host,
             advertise_host=self.config.advertise_host,
         )

@@ -1,6 +1,6 @@
 """Configuration of the inference service: the `inference` section of an experiment file."""
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -9,6 +9,8 @@ from tailrace.processor import CpuMatmul
 
 Transport = Literal["nats", "zmq"]
 KvOnUpdate = Literal["recompute", "keep"]
+WeightsDtype = Literal["published", "bfloat16", "float8_e4m3fn"]
+WEIGHTS_DTYPES: tuple[WeightsDtype, ...] = get_args(WeightsDtype)
 
 
 # Functions or classes that make an engine of a `ModelCard` and an `InferenceConfig`; imported when
@@ -53,6 +55,13 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations. `auto` is float32 on the CPU, and the type in the model's
     `config.json` on CUDA. Log-probabilities are always float32."""
+
+    weights_dtype: WeightsDtype = "published"
+    """Type in which weight_sync sends the weights; the engine widens them to `dtype`. `published` is
+    that of the learner's parameters (`learner.model_args.dtype`). `bfloat16` halves float32 ones and
+    makes differences between versions small. `float8_e4m3fn` also rounds the matrices of linear layers
+    to 8 bits, with a scale for each block of 128 x 128: the policy that generates is the rounded one,
+    and `mismatch_kl` contains the effect."""
 
     num_threads: int = 1
     """Threads that torch may use on the CPU. More than one helps only if cores are idle."""

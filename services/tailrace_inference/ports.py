@@ -5,7 +5,7 @@ from typing import Literal, NoReturn, Protocol
 
 import msgspec
 
-from tailrace_inference.config import KvOnUpdate
+from tailrace_inference.config import KvOnUpdate, WeightsDtype
 from tailrace_protos.generation import MAX_TOP_LOGPROBS, GenerateRequest, TokenChunk
 
 OnChunk = Callable[[TokenChunk], None]
@@ -25,6 +25,9 @@ class EngineFeatures(msgspec.Struct, frozen=True, kw_only=True):
     prefix_reuse: bool = True  # a turn finds keys and values of the one before
     cache_salt: bool = False  # prefixes kept apart by policy version; otherwise an update drops them
     speculative: bool = False
+    weights_dtypes: tuple[WeightsDtype, ...] = ("published", "bfloat16")
+    """Types of the tensors that `stage` takes. `float8_e4m3fn`: each such matrix is followed by its
+    scales, see `tailrace.weights.target_types`."""
     sleep: bool = False  # its device memory can be given back while it is paused
     engine_args: bool = True  # whether `inference.engine_args` reaches it
     unread_settings: tuple[str, ...] = ()  # keys of `inference` without an effect on this engine

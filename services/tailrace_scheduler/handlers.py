@@ -40,6 +40,7 @@ from tailrace_scheduler.adapters.traces import RootSpans
 from tailrace_scheduler.core.decisions import Decision, StoreDecision
 from tailrace_scheduler.core.run_log import Change, Rewind, fold
 from tailrace_scheduler.core.scheduler import SchedulerCore
+from tailrace_scheduler.core.streams.credit import REASONS
 from tailrace_scheduler.core.streams.decisions import ProbeServer
 from tailrace_scheduler.ports import (
     DiskFullError,
@@ -60,7 +61,6 @@ MODEL_CHECK_S = 2.0
 LEARNER_CHECK_S = 0.5
 BATCH = 256
 PUBLISH_BATCH = 512
-REASONS = ("credit", "buffer", "servers", "weights", "evaluation")
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ class SchedulerActor:
         """Become the run's only scheduler and replay its log."""
         await self._become_only_one()
         events = self._world.events.recover()
-        rows = fold(self._core.replay(events))
+        rows = fold(self._core.replay(events, self._clock.unix_s()))
         await self._write(lambda: self._world.metrics.recover(rows))
         await self._world.queue.provision()
         await self._world.store.emit(

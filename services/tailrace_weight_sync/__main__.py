@@ -7,6 +7,7 @@ from pathlib import Path
 from tailrace.log import get_logger
 from tailrace.runtime import Args, Service, run_service
 from tailrace.store import connect
+from tailrace.weights.target_types import TARGETS
 from tailrace_protos import subjects
 from tailrace_protos.weights import (
     BroadcastRequest,
@@ -20,7 +21,9 @@ from tailrace_protos.weights import (
 from tailrace_weight_sync import metrics
 from tailrace_weight_sync.adapters.broadcaster import Broadcaster
 from tailrace_weight_sync.adapters.redis_versions import RedisVersions
-from tailrace_weight_sync.adapters.segment_vault import SegmentVault, SnapshotFile
+from tailrace_weight_sync.adapters.segment_vault import SegmentVault
+from tailrace_weight_sync.adapters.snapshot_file import SnapshotFile
+from tailrace_weight_sync.adapters.targets import TargetVersions
 from tailrace_weight_sync.config import WeightSyncConfig
 from tailrace_weight_sync.core.catalogue import BaseNotHeldError, Catalogue
 from tailrace_weight_sync.handlers import WeightSync
@@ -40,16 +43,27 @@ class _Process:
         self.base_snapshot = SnapshotFile(state_dir / "weight_sync" / f"{self.run}.base.weights")
         self.saved_base = -1  # policy version in `base_snapshot`
         self.service = Service("weight_sync", args.run, args.endpoints, instance_id=args.instance_id)
-        self.vault = SegmentVault(
+        self.vault = self.make_vault(args.endpoints.host_id)
+        self.targets = {
+            target: TargetVersions(
+                target, self.make_vault(args.endpoints.host_id, target), self.vault.buffer
+            )
+            for target in TARGETS
+        }
+        self.catalogue = Catalogue(self.config.keep_versions)
+        self.service.on_start(self.start)
+
+    def make_vault(self, host_id: str, target: str = "") -> SegmentVault:
+        """Vault of published versions, or of those in a declared type."""
+        return SegmentVault(
             self.run,
-            args.endpoints.host_id,
+            host_id,
             bind_host=self.config.bind_host,
             advertise_host=self.config.advertise_host,
             max_delta_share=self.config.max_delta_share,
             volume=Path(self.config.volume) / self.run if self.config.transport == "files" else None,
+            target=target,
         )
-        self.catalogue = Catalogue(self.config.keep_versions)
-        self.service.on_start(self.start)
 
     async def start(self) -> None:
         """Recovers earlier versions, then listens."""
@@ -57,6 +71,8 @@ class _Process:
         redis = await connect(self.redis_url)
         service.on_drain(redis.aclose)
         await self.vault.start()
+        for versions_as in self.targets.values():
+            await versions_as.start()
         service.on_drain(self.leave)
         versions = RedisVersions(redis, run)
         broadcasts = self.config.transport == "broadcast"
@@ -67,6 +83,7 @@ class _Process:
             self.vault,
             versions,
             self.announce,
+            targets=self.targets,
             relays=self.config.relays,
             broadcasts=broadcasts,
         )
@@ -77,7 +94,7 @@ class _Process:
         service.endpoint(
             subjects.weight_route(run),
             RouteRequest,
-            self.sync.routes.route,
+            self.sync.route,
             mailbox=8192,
             concurrency=8192,
         )
@@ -171,6 +188,8 @@ class _Process:
         if self.config.snapshot_interval_s > 0 and self.sync.published.is_set():
             await self.save_newest()
         await self.vault.stop(delete=True)
+        for versions in self.targets.values():
+            await versions.stop()
 
 
 def build(args: Args) -> Service:

@@ -1,7 +1,7 @@
 """Handlers of weight_sync: offers of the learner, requests of new servers, reports of servers."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 
 import msgspec
@@ -33,9 +33,10 @@ from tailrace_protos.weights import (
 )
 from tailrace_weight_sync import metrics
 from tailrace_weight_sync.adapters.redis_versions import RedisVersions
+from tailrace_weight_sync.adapters.routes import Routes
 from tailrace_weight_sync.adapters.segment_vault import SegmentVault
+from tailrace_weight_sync.adapters.targets import TargetVersions
 from tailrace_weight_sync.core.catalogue import BaseNotHeldError, Catalogue, ConflictingOfferError
-from tailrace_weight_sync.core.relays import NUM_STRIPES, ROOT, Joiner, RelayTree
 
 log = get_logger(__name__)
 
@@ -47,64 +48,7 @@ _REFUSED = (
     SegmentSpaceError,
 )
 
-_GATHER_S = 0.01  # servers that hear of a version at once ask within this time
-
 Announce = Callable[[WeightsAvailable], Awaitable[None]]
-
-
-class Routes:
-    """Names to each server the holder from which it fetches a buffer."""
-
-    def __init__(self, vault: SegmentVault) -> None:
-        self._vault = vault
-        self._trees: dict[tuple[int, bool], RelayTree] = {}
-        self._gathered: dict[tuple[int, bool], tuple[list[Joiner], asyncio.Task[None]]] = {}
-
-    async def route(self, request: RouteRequest) -> RouteReply:
-        """Answers with a holder; servers that ask at the same time are planned together."""
-        key = (request.policy_version, request.is_delta)
-        if not self._vault.serves(*key):
-            reason = f"policy version {request.policy_version} is no longer held"
-            raise CallFailedError(CallErrorCode.INVALID, reason)
-        if not 0 <= request.stripe < NUM_STRIPES:
-            raise CallFailedError(CallErrorCode.INVALID, f"there is no part {request.stripe}")
-        tree = self._trees.setdefault(key, RelayTree())
-        joiner = Joiner(request.server_id, request.relay)
-        if not tree.knows(joiner):
-            await self._planned(key, tree, joiner)
-        if request.failed:
-            metrics.FAILED_HOLDERS.inc()
-            log.warning("holder failed", holder=request.failed, server_id=request.server_id)
-        holder = tree.parent(request.server_id, request.stripe, request.failed)
-        metrics.ROUTES.labels("weight_sync" if holder == ROOT else "server").inc()
-        if holder == ROOT:
-            return RouteReply(ROOT, self._vault.zmq_source)
-        return RouteReply(holder, tree.source_of(holder))
-
-    def applied(self, report: WeightsApplied) -> None:
-        """A server that applied a version serves it."""
-        if report.relay is None:
-            return
-        for (policy_version, _), tree in self._trees.items():
-            if policy_version == report.policy_version:
-                tree.finished(Joiner(report.server_id, report.relay))
-
-    def drop(self, policy_version: int) -> None:
-        """Forgets the trees of a version that is no longer held."""
-        for is_delta in (False, True):
-            self._trees.pop((policy_version, is_delta), None)
-
-    async def _planned(self, key: tuple[int, bool], tree: RelayTree, joiner: Joiner) -> None:
-        if key not in self._gathered:
-            self._gathered[key] = ([], asyncio.create_task(self._plan(key, tree)))
-        joiners, task = self._gathered[key]
-        joiners.append(joiner)
-        await task
-
-    async def _plan(self, key: tuple[int, bool], tree: RelayTree) -> None:
-        await asyncio.sleep(_GATHER_S)
-        joiners, _ = self._gathered.pop(key)
-        tree.plan({joiner.server_id: joiner for joiner in joiners}.values())
 
 
 class WeightSync:
@@ -117,6 +61,7 @@ class WeightSync:
         versions: RedisVersions,
         announce: Announce,
         *,
+        targets: Mapping[str, TargetVersions],
         relays: bool = False,
         broadcasts: bool = False,
     ) -> None:
@@ -126,7 +71,8 @@ class WeightSync:
         self._announce = announce
         self._relays = relays
         self._broadcasts = broadcasts
-        self.routes = Routes(vault)
+        self._targets = targets  # by declared type
+        self._routes = Routes(vault)
         self._turn = asyncio.Lock()
         self.published = asyncio.Event()  # set with every new version
 
@@ -142,9 +88,19 @@ class WeightSync:
             raise self._refusal(CallErrorCode.INTERNAL, error) from error
 
     async def current(self, request: CurrentWeightsRequest) -> CurrentWeightsReply:
-        """Answers with the newest version, for a server that has none yet."""
-        log.info("newest version requested", server_id=request.server_id)
-        return CurrentWeightsReply(self._available())
+        """Answers with the newest version, in the type that the server declares."""
+        if not request.target:
+            log.info("newest version requested", server_id=request.server_id)
+            return CurrentWeightsReply(self._available())
+        try:
+            return CurrentWeightsReply(await self._available_as(request.target))
+        except (SegmentSpaceError, WeightsGoneError) as error:
+            log.error("weights not converted", target=request.target, error=str(error))
+            raise CallFailedError(CallErrorCode.INTERNAL, str(error)) from error
+
+    async def route(self, request: RouteRequest) -> RouteReply:
+        """Names the holder from which a server fetches."""
+        return await self._routes_of(request.target).route(request)
 
     async def applied(self, report: WeightsApplied) -> ReportKept:
         """Records the report of a server about a version."""
@@ -155,7 +111,7 @@ class WeightSync:
         else:
             metrics.APPLIED_VERSIONS.labels("ok").inc()
             log.info("weights applied", fetch_s=report.fetch_s, swap_s=report.swap_s, **ids)
-            self.routes.applied(report)
+            self._routes_of(report.target).applied(report)
             await self._versions.record_applied(report)
         return ReportKept(report.policy_version)
 
@@ -171,11 +127,14 @@ class WeightSync:
         await self._versions.record(manifest)
         for policy_version in self._catalogue.add(manifest):
             self._vault.drop(policy_version)
-            self.routes.drop(policy_version)
+            self._routes.drop(policy_version)
+            for versions in self._targets.values():
+                versions.drop(policy_version)
         newest = self._catalogue.newest
         assert newest is not None
         metrics.NEWEST_VERSION.set(newest.policy_version)
-        metrics.HELD_BYTES.set(self._vault.num_bytes)
+        converted = sum(versions.num_bytes for versions in self._targets.values())
+        metrics.HELD_BYTES.set(self._vault.num_bytes + converted)
         self.published.set()
 
     async def _take(self, offer: OfferWeights) -> int:
@@ -228,6 +187,29 @@ class WeightSync:
             self._relays,
             self._broadcasts,
         )
+
+    async def _available_as(self, target: str) -> WeightsAvailable | None:
+        """The newest version in a declared type, or its base, if it consists of adapters."""
+        available, versions = self._available(), self._targets.get(target)
+        if versions is None:
+            reason = f"weights_dtype {target!r} is none of {', '.join(self._targets)}"
+            raise CallFailedError(CallErrorCode.INVALID, reason)
+        if available is None:
+            return None
+        whole = available.manifest if available.base is None else available.base.manifest
+        made = await versions.made(whole)
+        if made is None:
+            return available
+        source = versions.source(whole.policy_version)
+        if available.base is not None:
+            return msgspec.structs.replace(available, base=BaseWeights(made, source))
+        return msgspec.structs.replace(
+            available, manifest=made, source=source, deltas=versions.deltas, broadcasts=False
+        )
+
+    def _routes_of(self, target: str) -> Routes:
+        versions = self._targets.get(target)
+        return self._routes if versions is None else versions.routes
 
     def _refusal(self, code: CallErrorCode, error: Exception) -> CallFailedError:
         metrics.REFUSED_OFFERS.inc()

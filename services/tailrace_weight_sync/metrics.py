@@ -16,6 +16,12 @@ DELTA_SECONDS = Histogram(
     "Time to compute the differences to the version before; part of the time until the announcement.",
     buckets=(0.002, 0.01, 0.05, 0.2, 1.0, 5.0, 20.0, 60.0),
 )
+CONVERT_SECONDS = Histogram(
+    "tailrace_weight_sync_convert_seconds",
+    "Time to convert a version to a type that servers declare.",
+    ["target"],
+    buckets=(0.002, 0.01, 0.05, 0.2, 1.0, 5.0, 20.0, 60.0),
+)
 APPLIED_VERSIONS = Counter(
     "tailrace_weight_sync_applied_versions",
     "Versions that inference servers applied, by outcome.",

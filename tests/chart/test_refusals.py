@@ -33,6 +33,10 @@ WRONG = {
     "epochs": ({"experiment": {"num_epochs": 2}}, "num_epochs"),
     "no run's name": ({"experiment": {"exp_name": ""}}, "exp_name"),
     "run name": ({"mode": "standing", "standing": {"runs": ["a b"]}}, "runs"),
+    "broadcast beside TLS": (
+        {"tls": {"enabled": True}, "experiment": {"weight_sync": {"transport": "broadcast"}}},
+        "transport: broadcast sends weights without encryption, and tls.enabled demands it",
+    ),
     "both servers": (
         {"servers": {"release": "x"}, "nats": {"external": {"url": "nats://a:4222"}}},
         "servers.release",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.chart.conftest import (
     Render,
     container_of,
@@ -125,6 +127,7 @@ def test_weights_and_tokens_have_their_ways(everything: Any) -> None:
     assert peers(everything["NetworkPolicy", "demo-inference-default"], "ingress", "from") == {
         "agents",
         "gateway",
+        "inference-default",  # relays of weights
     }
     assert peers(everything["NetworkPolicy", "demo-weight-sync"], "ingress", "from") == {
         "inference-default"
@@ -134,6 +137,39 @@ def test_weights_and_tokens_have_their_ways(everything: Any) -> None:
         "learner",
     }
     assert "weight-sync" in peers(everything["NetworkPolicy", "demo-inference-default"], "egress", "to")
+
+
+POOLS = {"inference": {"pools": {"second": {"replicas": 1, "image": "inference-torch"}}}}
+
+
+@pytest.mark.parametrize(
+    ("weight_sync", "from_servers", "from_weight_sync"),
+    [
+        ({}, True, False),
+        ({"relays": False}, False, False),
+        ({"transport": "broadcast"}, True, True),
+        ({"transport": "broadcast", "relays": False}, True, True),
+    ],
+    ids=str,
+)
+def test_relays_and_broadcasts_open_the_ways_that_they_need_and_no_others(
+    render: Render, weight_sync: dict[str, Any], from_servers: bool, from_weight_sync: bool
+) -> None:
+    objects = render("laptop-cpu", POOLS, {"experiment": {"weight_sync": weight_sync}})
+    pools = {"inference-default", "inference-second"}
+    for pool in pools:
+        policy = objects["NetworkPolicy", f"demo-{pool}"]
+        callers, called = peers(policy, "ingress", "from"), peers(policy, "egress", "to")
+        assert callers & pools == called & pools == (pools if from_servers else set())
+        assert ("weight-sync" in callers) == from_weight_sync
+        assert "weight-sync" in called
+        for rule in [*policy["spec"]["ingress"], *policy["spec"]["egress"]]:
+            met = json.dumps(rule)
+            if "inference-" in met or "weight-sync" in met:
+                assert "ports" not in rule, "weights travel over free ports"
+    policy = objects["NetworkPolicy", "demo-weight-sync"]
+    assert peers(policy, "ingress", "from") == pools
+    assert (peers(policy, "egress", "to") & pools == pools) == from_weight_sync
 
 
 def test_reward_workers_have_no_way_to_redis(everything: Any) -> None:

@@ -1,7 +1,8 @@
 """Runs the chart's pods as containers of one Docker network, kills three, waits for the run's success.
 
 Everything comes from the rendered objects: images, arguments, environment, mounts, secrets. nats-server
-and redis-server are those of the Python packages, since their images are in a registry.
+and valkey-server are those of the Python packages, run in the scheduler's image: their own images
+are in a registry.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import yaml
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "tailrace"
 DOCKER = os.environ.get("DOCKER", "docker")
-BASE = os.environ.get("BASE", "tailrace-base:bookworm")
 STEPS = int(os.environ.get("STEPS", "200"))
 NETWORK = "tailrace-demo"
+TAG = os.environ.get("TAG", "0.1.0")
+SERVER_IMAGE = f"tailrace-scheduler:{TAG}"
 USER = 65532
 WITHIN_S = 3600.0
 ORDER = (
@@ -58,6 +60,7 @@ class Pods:
         self._work = work
         values = yaml.safe_load((CHART / "values" / "laptop-cpu.yaml").read_text())
         values["experiment"]["max_steps"] = STEPS
+        values["image"]["tag"] = TAG
         values["scheduler"]["replicas"] = 2
         with helm_python.Chart.load(CHART) as chart:
             manifests = chart.render(values, name="demo", namespace="demo")
@@ -109,15 +112,20 @@ class Pods:
             command += self._mount(name, mount, volumes[mount["name"]])
         for variable in container.get("env", ()):
             command += ["--env", f"{variable['name']}={self._value(variable, name)}"]
-        image, program = container["image"], container.get("command", [])
-        if part in ("nats", "redis"):
+        image = container["image"]
+        if part in SERVERS:
             server = SERVERS[part]
-            command += ["--volume", f"{server}:/opt/{server.name}:ro"]
-            image, program = BASE, [f"/opt/{server.name}"]
+            command += [
+                "--volume",
+                f"{server}:/opt/{server.name}:ro",
+                "--entrypoint",
+                f"/opt/{server.name}",
+            ]
+            image = SERVER_IMAGE
         arguments = [each.replace("$(POD_NAME)", f"demo-{name}") for each in container["args"]]
         if "--then-stop" in arguments:  # there is no API server
             arguments = arguments[: arguments.index("--then-stop")]
-        docker(*command, image, *program, *arguments)
+        docker(*command, image, *arguments)
 
     def _value(self, variable: dict[str, Any], name: str) -> str:
         if "value" in variable:

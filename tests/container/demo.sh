@@ -4,8 +4,7 @@
 # reachable, debootstrap too. It exits with 77 where it cannot run, and says why.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-export DOCKER=${DOCKER:-/usr/bin/docker}
+export DOCKER=${DOCKER:-docker}
 "$DOCKER" info >/dev/null 2>&1 || { echo "no Docker daemon answers $DOCKER: start dockerd" >&2; exit 77; }
-if [ -z "${BASE:-}" ]; then images/make_base.sh; fi
 images/build.sh scheduler agents reward weight-sync run learner inference-torch
 exec .venv-chart/bin/python tests/container/demo.py

@@ -81,13 +81,12 @@ def _of_groups(name: str, groups: list[list[EpisodePlan]]) -> Workload:
     """Draw a recorded group and its members with replacement; waits of 1 s stand for a tool call."""
     plans = [plan for group in groups for plan in group]
     longest = max(sum(one.input_tokens + one.output_tokens for one in plan) for plan in plans)
-    prompt = int(np.mean([plan[0].input_tokens for plan in plans]))
 
     def draw(rng: np.random.Generator, members: int) -> list[EpisodePlan]:
         group = groups[int(rng.integers(len(groups)))]
         return [_with_waits(rng, group[int(rng.integers(len(group)))]) for _ in range(members)]
 
-    return Workload(name, prompt, longest, draw)
+    return Workload(name, longest, draw)
 
 
 def _with_waits(rng: np.random.Generator, plan: EpisodePlan) -> EpisodePlan:
@@ -107,4 +106,4 @@ def _quantiles(name: str, content: dict[str, list[int]], scale: float) -> Worklo
         ranks = [NORMAL.cdf(one) * (len(lengths) - 1) for one in correlated(rng, members)]
         return [(TurnPlan(prompt, int(lengths[round(rank)]), 0.0),) for rank in ranks]
 
-    return Workload(name, prompt, int(lengths[-1]) + prompt, draw)
+    return Workload(name, int(lengths[-1]) + prompt, draw)

@@ -14,6 +14,7 @@ from tailrace_cli.simulation.learner import SimLearner
 from tailrace_cli.simulation.records import SimEpisode, SimGroup, SimSettings
 from tailrace_cli.simulation.timetable import Timetable
 from tailrace_cli.simulation.workload import EpisodePlan, Workload
+from tailrace_scheduler.core.streaming import PROMPT_TOKENS
 from tailrace_scheduler.core.streams import decisions as de
 from tailrace_scheduler.core.streams import events as ev
 from tailrace_scheduler.core.streams.core import StreamCore
@@ -80,7 +81,8 @@ class SimWorkers:
             group.episodes.append(episode)
             self._episodes[episode.episode_id] = episode
         self._groups[group_id] = group
-        prompt, least = self._workload.prompt_tokens, min(self._settings.min_valid, len(plans))
+        prompt = min(PROMPT_TOKENS, self._workload.context_limit // 4)  # as a real scheduler expects
+        least = min(self._settings.min_valid, len(plans))
         self._tell(ev.GroupOpened(group_id, len(plans), self._workload.name, prompt, min_valid=least))
         return group
 
@@ -100,18 +102,6 @@ class SimWorkers:
             self._engines[episode.server].abort(episode.episode_id, self._time.now_s)
         self._play(episode, decision.server_id)
 
-    def move(self, decision: de.MoveTurn) -> None:
-        """Go on with a running turn at another server."""
-        episode = self._episodes[decision.episode_id]
-        engine = self._engines[decision.from_server_id]
-        turn = engine.abort(episode.episode_id, self._time.now_s)
-        self.reschedule(engine)
-        if turn is None:
-            return
-        _keep_spans(episode, engine, turn)
-        turn.known, turn.segments, turn.first_step = turn.context, [], -1
-        self._submit(episode, decision.server_id, turn)
-
     def close(self, decision: de.CloseGroup | de.DropGroup) -> None:
         """Cut these members; a dropped group is thrown away whole."""
         group = self._groups[decision.group_id]
@@ -119,6 +109,7 @@ class SimWorkers:
         if isinstance(decision, de.DropGroup):
             self.throw(group)
             self._learner.count_natural(group)
+            self._tell(ev.GroupsDropped((group.group_id,)))
 
     def cut(self, group: SimGroup, members: Iterable[int]) -> None:
         """End these members if they play or wait; their tokens are thrown away."""
@@ -191,6 +182,7 @@ class SimWorkers:
         episode.context = turn.context
         plan = episode.plan[episode.turn]
         episode.turn += 1
+        engine.keep_idle(episode.episode_id, turn.context)  # of the last turn too: engines do not know
         if episode.turn == len(episode.plan):
             self._tell(ev.EpisodeEnded(episode.episode_id, True, episode.context))
             self._hooks.on_episode(episode.context)
@@ -198,7 +190,6 @@ class SimWorkers:
             return True
         self._tell(ev.TurnEnded(episode.episode_id, turn.context, plan.output_tokens))
         self._tell(ev.ToolStarted(episode.episode_id))
-        engine.keep_idle(episode.episode_id, turn.context)
         self._time.at(self._time.now_s + plan.tool_s, self._tool_ended, episode, plan.tool_s)
         return False
 

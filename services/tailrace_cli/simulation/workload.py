@@ -31,7 +31,6 @@ class Workload(NamedTuple):
     """Groups to draw, one after the other."""
 
     name: str
-    prompt_tokens: int
     context_limit: int
     draw: Callable[[np.random.Generator, int], list[EpisodePlan]]  # a group of so many members
 
@@ -84,9 +83,9 @@ def _agent_episode(rng: np.random.Generator, num_turns: int) -> EpisodePlan:
 
 
 BUILT_IN = {
-    "logn": Workload("logn", 512, LONGEST + 512, _logn),
-    "pareto": Workload("pareto", 512, LONGEST + 512, _pareto),
-    "agent": Workload("agent", 1500, LONGEST, _agent),
+    "logn": Workload("logn", LONGEST + 512, _logn),
+    "pareto": Workload("pareto", LONGEST + 512, _pareto),
+    "agent": Workload("agent", LONGEST, _agent),
 }
 
 

@@ -15,12 +15,11 @@ from tailrace_cli.simulation.servers import SimServers
 from tailrace_cli.simulation.timetable import Timetable
 from tailrace_cli.simulation.workers import FAIL_S, SimWorkers, hooks_of
 from tailrace_cli.simulation.workload import Workload
+from tailrace_scheduler.core.streaming import REPORT_S
 from tailrace_scheduler.core.streams import decisions as de
 from tailrace_scheduler.core.streams import events as ev
 from tailrace_scheduler.core.streams.core import StreamCore
 from tailrace_scheduler.core.streams.settings import StreamSettings
-
-REPORT_S = 2.0
 
 
 class World:
@@ -91,11 +90,9 @@ class World:
             de.StartEpisode: workers.start,
             de.ContinueTurn: workers.go_on,
             de.HoldTurn: _nothing,  # the worker waits
-            de.MoveTurn: workers.move,
             de.CloseGroup: workers.close,
             de.DropGroup: workers.close,
             de.AbortEpisode: _nothing,  # done where the group was closed
-            de.LetServerLeave: _nothing,  # no simulated server leaves
             de.ProbeServer: self._probe,
         }
 
@@ -178,10 +175,10 @@ def _nothing(decision: de.Decision) -> None:
 
 
 def _core_settings(settings: SimSettings, workload: Workload) -> StreamSettings:
+    """Return what a real scheduler knows: engines report their sizes, their costs are the defaults."""
     return StreamSettings(
         max_staleness=settings.max_staleness,
         groups_per_step=settings.groups_per_step,
         policy=settings.policy,
         context_limit=workload.context_limit,
-        engine=settings.engine,
     )

@@ -31,6 +31,7 @@ from tailrace_protos.base import pack_int32
 from tailrace_protos.generation import FinishReason, GenerateRequest, SamplingParams, TokenChunk
 
 _PROMPT_TOKENS, _NEW_TOKENS = 32, 48
+_JUDGED_CALLS = 16
 _CALL_S = 300.0  # deadline of a call
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}  # mean absolute difference, nats
 _IN_FLIGHT = (1, 16)
@@ -122,14 +123,19 @@ async def _checks(
 
 
 async def _logprobs(calls: Calls, model: Any, tolerance: float) -> Check:
-    prompts = [calls.prompt() for _ in range(4)]
+    prompts = [calls.prompt() for _ in range(_JUDGED_CALLS)]
     made = await asyncio.gather(*map(calls.ask, prompts))
     pairs = zip(prompts, made, strict=True)
     own = np.concatenate([_own(model, prompt, one.token_ids) for prompt, one in pairs])
     told = np.concatenate([one.inference_logprobs for one in made])
-    error = float(np.abs(own - told).mean())
+    difference = (own - told).astype(np.float64)
+    error = float(np.abs(difference).mean())
+    divergence = float((np.expm1(difference) - difference).mean())  # of the model from the engine
     correlation = float(np.corrcoef(own, told)[0, 1])
-    state = f"mean difference {error:.2g}, correlation {correlation:.6f} ({len(own)} tokens)"
+    state = (
+        f"mean difference {error:.2g}, KL {divergence:.2g}, correlation {correlation:.8f} "
+        f"({len(own)} tokens)"
+    )
     wrong = "" if error <= tolerance else f"above {tolerance:g}: other weights, or other arithmetic"
     return Check("log-probabilities", state, wrong)
 

@@ -38,6 +38,11 @@ def check_settings(config: InferenceConfig, features: EngineFeatures) -> None:
             f"inference.kv_on_update {config.kv_on_update} is not possible on the engine "
             f"{config.engine}: use {' or '.join(features.kv_on_update)}"
         )
+    if config.weights_dtype not in features.weights_dtypes:
+        raise ConfigError(
+            f"inference.weights_dtype {config.weights_dtype}: the engine {config.engine} does not take "
+            f"weights of this type: use {' or '.join(features.weights_dtypes)}"
+        )
     if config.engine_args and not features.engine_args:
         raise ConfigError(
             f"inference.engine_args: the engine {config.engine} takes none: remove "

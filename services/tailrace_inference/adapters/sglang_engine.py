@@ -35,7 +35,7 @@ from tailrace_inference.adapters.staging import (
     StagedEngine,
     max_sequence_tokens,
 )
-from tailrace_inference.config import InferenceConfig
+from tailrace_inference.config import WEIGHTS_DTYPES, InferenceConfig
 from tailrace_inference.core.calls import CallCounts
 from tailrace_inference.core.requests import InvalidRequestError, check_request, failed
 from tailrace_inference.engine.guided import Guides
@@ -83,6 +83,7 @@ class SGLangEngine(StagedEngine):
             adapters=True,
             cache_salt=True,
             guided=self._tokenizer is not None,
+            weights_dtypes=WEIGHTS_DTYPES,
             sleep=True,
             unread_settings=("cpu_matmul", "forward", "step_in"),
         )

@@ -33,7 +33,7 @@ from tailrace_inference.adapters.staging import (
 )
 from tailrace_inference.adapters.vllm_arguments import check_engine_args, engine_arguments
 from tailrace_inference.adapters.vllm_calls import SchedulerStats, VllmCall
-from tailrace_inference.config import InferenceConfig
+from tailrace_inference.config import WEIGHTS_DTYPES, InferenceConfig
 from tailrace_inference.core.calls import CallCounts, find_stop, version_spans
 from tailrace_inference.core.requests import InvalidRequestError, check_request, failed
 from tailrace_inference.engine.guided import Guides
@@ -82,6 +82,7 @@ class VllmEngine(StagedEngine):
             adapters=True,
             cache_salt=True,
             guided=text is not None,
+            weights_dtypes=WEIGHTS_DTYPES,
             sleep=True,
             unread_settings=("forward", "step_in", "cpu_matmul"),
         )

@@ -83,7 +83,14 @@ class WeightFollower:
             self._traceparent = current_traceparent() or self._traceparent
             self._announced.set()
 
-    async def _take_with_base(self, available: WeightsAvailable) -> None:
+    async def _take_with_base(self, announced: WeightsAvailable) -> None:
+        try:
+            available = await self._receiver.in_own_type(announced)
+        except WeightsError as error:
+            await self._report_failure(announced.manifest.policy_version, error)
+            return
+        if available.manifest.policy_version <= self._policy_version:
+            return
         base_version, base = available.manifest.base_version, available.base
         if base_version is not None and base_version != self._engine.base_version and base:
             await self._take(

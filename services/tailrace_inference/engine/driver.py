@@ -17,7 +17,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from tailrace_inference import metrics
-from tailrace_inference.config import InferenceConfig
+from tailrace_inference.config import WEIGHTS_DTYPES, InferenceConfig
 from tailrace_inference.engine.engine import TorchEngine
 from tailrace_inference.ports import EngineFeatures, EngineStats, NamedTensor, OnChunk
 from tailrace_protos.generation import GenerateRequest, TokenChunk
@@ -28,7 +28,7 @@ T = TypeVar("T")
 _MAX_LOOP_PARAMETERS = 20_000_000  # steps of larger models would block the event loop for too long
 
 
-_FEATURES = EngineFeatures(adapters=True, sleep=True, engine_args=False)
+_FEATURES = EngineFeatures(adapters=True, sleep=True, engine_args=False, weights_dtypes=WEIGHTS_DTYPES)
 
 
 class SteppedEngine(Protocol):

@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tailrace_inference.config import InferenceConfig
+from tailrace_inference.config import WEIGHTS_DTYPES, InferenceConfig
 from tailrace_inference.engine.batch import Batch
 from tailrace_inference.engine.driver import EngineDriver
 from tailrace_inference.engine.emitter import Emitter
@@ -198,6 +198,7 @@ def hf_engine(card: ModelCard, config: InferenceConfig) -> EngineDriver:
     engine = HfEngine(card.config_json, config, tokenizer)
     features = EngineFeatures(
         adapters=True,
+        weights_dtypes=WEIGHTS_DTYPES,
         sleep=True,
         engine_args=False,
         stop_strings=tokenizer is not None,

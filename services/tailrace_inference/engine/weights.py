@@ -5,7 +5,8 @@ their base version; then W + B A becomes active. B includes the scale.
 
 Invariants: no active weight changes before all tensors of the update are checked; names that the model
 ties to one parameter may occur once or several times, but never differ; the base weights of adapters
-are kept unchanged, so that rounding errors do not accumulate.
+are kept unchanged, so that rounding errors do not accumulate. Matrices of float8 numbers come with
+scales (`tailrace.weights.target_types`) and are widened.
 """
 
 import math
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tailrace.weights.target_types import BLOCK, SCALE, scale_shape
 from tailrace_inference.ports import NamedTensor, WeightMismatchError
 
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
@@ -67,14 +69,17 @@ class WeightStage:
         """
         parts: dict[str, Tensor] = {}
         whole: list[NamedTensor] = []
+        scales: dict[str, Tensor] = {}
         for tensor in tensors:
             if tensor.name.endswith((LORA_A, LORA_B)):
                 parts[tensor.name] = _bytes_tensor(tensor, policy_version)
+            elif tensor.name.endswith(SCALE) and tensor.name not in self.targets:
+                scales[tensor.name.removesuffix(SCALE)] = _bytes_tensor(tensor, policy_version)
             else:
                 whole.append(tensor)
         if base_version is not None:
             return self._adapted(parts, whole, policy_version, base_version)
-        staged = self._load_whole(whole, policy_version)
+        staged = self._load_whole(whole, scales, policy_version)
         layers = {name.removesuffix(LORA_A) for name in parts if name.endswith(LORA_A)}
         values = {id(t): v for t, v in zip(staged.targets, staged.values, strict=True)}
         bases = {layer: values[id(self._layer_weight(layer, policy_version))] for layer in layers}
@@ -124,14 +129,18 @@ class WeightStage:
             raise WeightMismatchError(policy_version, f"the model has no layer {layer!r} for adapters")
         return target
 
-    def _load_whole(self, tensors: Iterable[NamedTensor], policy_version: int) -> Staged:
+    def _load_whole(
+        self, tensors: list[NamedTensor], scales: Mapping[str, Tensor], policy_version: int
+    ) -> Staged:
+        if extra := sorted(scales.keys() - {tensor.name for tensor in tensors}):
+            raise WeightMismatchError(policy_version, f"{extra[0] + SCALE!r} scales no tensor")
         values: dict[int, Tensor] = {}
         targets: dict[int, Tensor] = {}
         for tensor in tensors:
             target = self.targets.get(tensor.name)
             if target is None:
                 raise WeightMismatchError(policy_version, f"the model has no tensor {tensor.name!r}")
-            value = _read(tensor, target, policy_version, self._device)
+            value = _read(tensor, scales.get(tensor.name), target, policy_version, self._device)
             earlier = values.get(id(target))
             if earlier is not None and not torch.equal(earlier, value):
                 raise WeightMismatchError(
@@ -146,7 +155,11 @@ class WeightStage:
 
 
 def _read(
-    tensor: NamedTensor, target: Tensor, policy_version: int, device: torch.device | None
+    tensor: NamedTensor,
+    scales: Tensor | None,
+    target: Tensor,
+    policy_version: int,
+    device: torch.device | None,
 ) -> Tensor:
     """The tensor's bytes as a new tensor with the type and memory order of the target."""
     if tuple(tensor.shape) != tuple(target.shape):
@@ -155,8 +168,21 @@ def _read(
         )
         raise WeightMismatchError(policy_version, reason)
     value = torch.empty_like(target, requires_grad=False, device=device)
-    value.copy_(_bytes_tensor(tensor, policy_version))
+    given = _bytes_tensor(tensor, policy_version)
+    value.copy_(given if scales is None else _scaled(tensor, given, scales, policy_version))
     return value
+
+
+def _scaled(tensor: NamedTensor, values: Tensor, scales: Tensor, policy_version: int) -> Tensor:
+    """A matrix [R, C] float32 from its numbers and the scales of their blocks; exact."""
+    if tuple(scales.shape) != scale_shape(tuple(tensor.shape)) or values.dim() != 2:
+        reason = f"{tensor.name!r} of shape {tuple(tensor.shape)} has scales {tuple(scales.shape)}"
+        raise WeightMismatchError(policy_version, reason)
+    matrix = values.float()
+    for at, row_scales in enumerate(scales.float()):
+        spread = row_scales.repeat_interleave(BLOCK)[: matrix.shape[1]]
+        matrix[at * BLOCK : (at + 1) * BLOCK] *= spread
+    return matrix
 
 
 def _bytes_tensor(tensor: NamedTensor, policy_version: int) -> Tensor:

@@ -25,8 +25,8 @@ from tailrace_protos.event import (
     TagEvaluation,
 )
 from tailrace_scheduler.config import SchedulerConfig
-from tailrace_scheduler.core.admission import ServerView
 from tailrace_scheduler.core.decisions import Emit
+from tailrace_scheduler.core.health import ServingState
 from tailrace_scheduler.core.tasks import TaskSource
 from tailrace_scheduler.ports import GroupPlan
 
@@ -191,7 +191,7 @@ class EvaluationPlan:
             self._pending.add(step)
 
     def next_start(
-        self, version_of: Callable[[int], int], servers: ServerView, num_train_running: int
+        self, version_of: Callable[[int], int], servers: ServingState, num_train_running: int
     ) -> EvaluationStarted | None:
         """The earliest evaluation not started yet, if it may start now.
 

@@ -17,7 +17,7 @@ from tailrace_protos.control import (
     ServerStatus,
 )
 from tailrace_protos.episode import EpisodeTask, Lease
-from tailrace_protos.event import EpisodeRedelivered, EpisodeSettled, EventBody, LearnerResumed
+from tailrace_protos.event import EpisodeRedelivered, EpisodeSettled, EventBody
 from tailrace_protos.subjects import PHASES, Phase
 from tailrace_scheduler.config import SchedulerConfig
 from tailrace_scheduler.core.decisions import BeginGroups, Decision, PublishEpisode
@@ -25,6 +25,7 @@ from tailrace_scheduler.core.groups import GroupBook, Reconciler
 from tailrace_scheduler.core.health import ServerHealth
 from tailrace_scheduler.core.idle import Activities
 from tailrace_scheduler.core.leases import WorkerLeases
+from tailrace_scheduler.core.lineage import NONE_WAITING, WaitingGroups
 from tailrace_scheduler.core.streaming import StreamFeed
 from tailrace_scheduler.core.streams import decisions as streams
 from tailrace_scheduler.ports import GroupPlan
@@ -59,7 +60,12 @@ class EpisodeFlow:
         return group is not None
 
     def adopt(
-        self, plans: Iterable[GroupPlan], queued: Iterable[EpisodeTask], step: int, now_s: float
+        self,
+        plans: Iterable[GroupPlan],
+        queued: Iterable[EpisodeTask],
+        step: int,
+        now_s: float,
+        waiting: WaitingGroups = NONE_WAITING,
     ) -> None:
         """Take over the groups that are open, and the tasks in the work queue, after a restart."""
         of_group: dict[str, dict[int, EpisodeTask]] = {}
@@ -69,7 +75,7 @@ class EpisodeFlow:
             self.groups.add(plan, of_group.get(plan.group_id, {}))
             # Whether one still waits for an agent outside is told by the workers' next reports.
             self.groups.postpone(plan.group_id, now_s + self._config.lease_ttl_s)
-        self.feed.begin(step, self.groups, now_s)
+        self.feed.begin(step, self.groups, now_s, waiting)
 
     def apply(self, body: EventBody) -> None:
         """Take an event, a new one or one of the log."""
@@ -80,11 +86,9 @@ class EpisodeFlow:
             case EpisodeRedelivered():
                 self.groups.redeliver(body)
 
-    def hear(self, body: EventBody, now_s: float) -> None:
-        """Take a new event before its effect on the run."""
-        self.feed.apply(body, now_s)
-        if isinstance(body, LearnerResumed):
-            self.feed.begin(body.step, self.groups, now_s)
+    def resume(self, step: int, waiting: WaitingGroups, now_s: float) -> None:
+        """A learner goes on from a step, with these groups before it."""
+        self.feed.begin(step, self.groups, now_s, waiting)
 
     def reconcile(self, phase: Phase, queued: Collection[str] | None) -> list[Decision]:
         """Decisions on published episodes that the queue does not hold; None: it holds enough."""
@@ -131,6 +135,12 @@ class EpisodeFlow:
         return {one.server_id: one.policy_version for one in lagging}
 
     # Decisions.
+
+    def admit(self, last_step: int, newest_policy_version: int, now_s: float) -> int:
+        """Return the training groups to open now; none is for a step after `last_step`."""
+        self._look_at_servers(now_s)
+        self.feed.bound(last_step, newest_policy_version, now_s)
+        return self.feed.admit()
 
     def decide(self, step: int, now_s: float) -> list[Decision]:
         """Starts of episodes, probes, and groups that close at the staleness horizon."""

@@ -10,6 +10,7 @@ one keeps its episodes, and gets new ones when it has caught up.
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tailrace_protos.control import ServerState, ServerStatus
 
@@ -19,6 +20,20 @@ SUSPEND_AT_RATE = 0.5
 FIRST_SUSPENSION_S = 1.0
 LONGEST_SUSPENSION_S = 60.0
 ASK_TO_LEAVE_AGAIN_S = 10.0
+
+
+class ServingState(NamedTuple):
+    """Number of the servers that serve, and their policy versions."""
+
+    num_healthy: int
+    min_policy_version: int  # over healthy servers; -1 without any
+    newest_policy_version: int  # of the learner's weights; -1 before the first
+
+    @property
+    def is_current(self) -> bool:
+        """Tell whether there is a healthy server and all healthy ones serve the newest version."""
+        newest = self.newest_policy_version
+        return self.num_healthy > 0 and newest >= 0 and self.min_policy_version >= newest
 
 
 @dataclass(slots=True)
@@ -113,6 +128,11 @@ class ServerHealth:
     def alive(self, now_s: float) -> list[ServerStatus]:
         """Servers that are usable by their own report: those that must apply new weights."""
         return [status for one, status in self._statuses.items() if self.is_alive(one, now_s)]
+
+    def serving(self, newest_policy_version: int, now_s: float) -> ServingState:
+        """Versions that the alive servers serve; the learner's newest weights have the given one."""
+        versions = [one.policy_version for one in self.alive(now_s)]
+        return ServingState(len(versions), min(versions, default=-1), newest_policy_version)
 
     def present(self, now_s: float) -> list[str]:
         """Servers that are alive or drain: what they hold is there."""

@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple, get_args
 
 from tailrace_protos.control import AgentActivity, ServerState, ServerStatus
 from tailrace_protos.subjects import PHASES, Phase
-from tailrace_scheduler.core.admission import WEIGHTS
+from tailrace_scheduler.core.streams.credit import WEIGHTS
 
 Cause = Literal["credit", "straggler", "tool", "reward", "weights", "transport"]
 Account = Literal["credit", "straggler", "tool", "reward", "weights", "transport", "learner", "engine"]

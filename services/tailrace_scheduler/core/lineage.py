@@ -5,6 +5,10 @@ trained after s, unless a checkpoint released them, wait for the learner again. 
 twice and after a restart: the same events in the same order give the same state.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
 from tailrace_protos.event import (
     CheckpointSaved,
     GroupClosed,
@@ -13,6 +17,18 @@ from tailrace_protos.event import (
     StepFinished,
     WeightsPublished,
 )
+
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
+
+
+class WaitingGroups(NamedTuple):
+    """Groups that wait for the learner."""
+
+    sizes: Mapping[str, int] = NO_SIZES  # in bytes, by id
+    mean_bytes: float = 0.0  # 0: not known
+
+
+NONE_WAITING = WaitingGroups()
 
 
 class Lineage:
@@ -55,14 +71,10 @@ class Lineage:
         return len(self._ready)
 
     @property
-    def ready_bytes(self) -> int:
-        """Their size."""
-        return sum(self._ready.values())
-
-    @property
-    def mean_group_bytes(self) -> float:
-        """Size of an average group sent so far; 0 before the first."""
-        return self._sent_bytes / self._num_sent if self._num_sent else 0.0
+    def waiting(self) -> WaitingGroups:
+        """Those groups, and the size of an average one of all that were sent so far."""
+        mean_bytes = self._sent_bytes / self._num_sent if self._num_sent else 0.0
+        return WaitingGroups(dict(self._ready), mean_bytes)
 
     def resumed(self, event: LearnerResumed) -> None:
         """A learner begins at `event.step`: what was trained after it has not happened."""

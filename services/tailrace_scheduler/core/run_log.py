@@ -94,6 +94,8 @@ class RunLog:
         self._pending: deque[Row] = deque()
         self._outcomes: Counter[Outcome] = Counter()
         self._cut_time_s = 0.0
+        self._heard_unix_s = 0.0  # time of the newest event
+        self._down_s = 0.0  # since the last row: nobody was there to work or to wait
         self._warm_start_s = 0.0
         self._eval_versions: dict[str, int] = {}  # evaluation id -> policy version
         self._evaluations: dict[int, EvaluationFinished] = {}
@@ -102,6 +104,7 @@ class RunLog:
         """Return the change that the next event makes to the rows."""
         if self._started_unix_s is None:
             self._started_unix_s = event.unix_s
+        self._heard_unix_s = max(self._heard_unix_s, event.unix_s)
         match event.body:
             case EpisodeSettled(phase="train", outcome=outcome):
                 self._outcomes[outcome] += 1
@@ -117,6 +120,11 @@ class RunLog:
                 self._pending.append(self._step_row(event, body, cut_idle))
                 return self._ready_rows()
         return []
+
+    def begin_again(self, now_unix_s: float) -> None:
+        """Leave the time between the newest event and now out of the idle time of the next row."""
+        if self._started_unix_s is not None:
+            self._down_s += max(now_unix_s - self._heard_unix_s, 0.0)
 
     def _resume(self, body: LearnerResumed) -> list[Change]:
         self._lineage = body.lineage
@@ -155,9 +163,9 @@ class RunLog:
         row: Row = dict.fromkeys(METRIC_KEYS)
         row |= {"step": step, "time_s": time_s, "policy_version": policy_version}
         row |= {f"outcome/{outcome.value}": self._outcomes[outcome] for outcome in Outcome}
-        row |= cut_idle(time_s - self._cut_time_s, learner_busy_s)
+        row |= cut_idle(max(time_s - self._cut_time_s - self._down_s, 0.0), learner_busy_s)
         self._outcomes.clear()
-        self._cut_time_s = time_s
+        self._cut_time_s, self._down_s = time_s, 0.0
         return row
 
     def _ready_rows(self) -> list[Change]:

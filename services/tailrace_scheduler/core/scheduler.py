@@ -36,14 +36,6 @@ from tailrace_protos.event import (
 )
 from tailrace_protos.subjects import PHASES, Phase
 from tailrace_scheduler.config import SchedulerConfig
-from tailrace_scheduler.core.admission import (
-    EVALUATION,
-    WEIGHTS,
-    AdmissionRule,
-    BufferState,
-    ServerView,
-    is_current,
-)
 from tailrace_scheduler.core.decisions import (
     AdmitGroup,
     Decision,
@@ -54,10 +46,12 @@ from tailrace_scheduler.core.decisions import (
 from tailrace_scheduler.core.ending import RunEnd
 from tailrace_scheduler.core.evaluation import EvaluationPlan, evaluation_of
 from tailrace_scheduler.core.flow import EpisodeFlow
+from tailrace_scheduler.core.health import ServingState
 from tailrace_scheduler.core.idle import IdleLedger, Situation
 from tailrace_scheduler.core.lineage import Lineage
 from tailrace_scheduler.core.run_health import Counts, Standing
 from tailrace_scheduler.core.run_log import Change, CutIdle, RunLog
+from tailrace_scheduler.core.streams.credit import EVALUATION, WEIGHTS
 from tailrace_scheduler.core.tasks import TaskSource, TrainGroups
 from tailrace_scheduler.core.vitals import Vitals
 from tailrace_scheduler.ports import GroupPlan
@@ -76,7 +70,6 @@ class SchedulerCore:
             config.eval_tags,
             config.eval_num_groups_partition,
         )
-        self._rule = AdmissionRule(run, config)
         self._lineage = Lineage()
         self._evaluations = EvaluationPlan(run, config, self._tasks)
         self._flow = EpisodeFlow(run, config)
@@ -88,17 +81,17 @@ class SchedulerCore:
         self._end = RunEnd(run.max_steps)
         self._train_groups = TrainGroups(run, config, self._tasks)
         self._stale_evaluations: set[str] = set()
-        self._blocked_by = WEIGHTS
         self.has_model = False
         """The learner has written the model card to Redis: it prepares the first weights now."""
 
     # Events
 
-    def replay(self, events: Iterable[Event]) -> list[Change]:
+    def replay(self, events: Iterable[Event], now_s: float) -> list[Change]:
         """Apply what `events.jsonl` holds; idle time of intervals not watched is unknown."""
         changes = [
             change for event in events for change in self._apply(event, lambda wall_s, busy_s: {})
         ]
+        self._log.begin_again(now_s)
         self._vitals.take_hints()
         self._end.failed = None  # a run that is started again may succeed
         return changes
@@ -112,8 +105,13 @@ class SchedulerCore:
             kinds = ("learner", "engine")
             return {f"{'busy' if name in kinds else 'idle'}/{name}": s for name, s in accounts.items()}
 
-        self._flow.hear(event.body, now_s)
-        return self._apply(event, cut_idle)
+        body = event.body
+        changes = self._apply(event, cut_idle)
+        if isinstance(body, LearnerResumed):
+            self._flow.resume(body.step, self._lineage.waiting, now_s)
+        elif not isinstance(body, StepFinished) or body.lineage == self._lineage.name:
+            self._flow.feed.apply(body, now_s)
+        return changes
 
     def learner_waits(self, num_places: int) -> None:
         """The learner keeps so many places of its step for open groups; 0: it does not wait."""
@@ -136,7 +134,8 @@ class SchedulerCore:
             self._lineage.forget()
             self._end.is_finished = False
         self._train_groups.next_index = max(next_group_index, self._lineage.next_group_index)
-        self._flow.adopt(open_groups, queued, self._lineage.step, now_s)
+        lineage = self._lineage
+        self._flow.adopt(open_groups, queued, lineage.step, now_s, lineage.waiting)
         return [
             AdmitGroup(plan)
             for event, closed in self._evaluations.unclosed()
@@ -185,7 +184,9 @@ class SchedulerCore:
             decided += [one for phase in PHASES for one in self._groups.cancel(phase, "the run failed")]
         elif self._lineage.started:
             decided += self._start_evaluation(now_s)
-            decided += self._admit(now_s)
+            if self._lineage.step >= self._run.max_steps:
+                decided += self._groups.cancel("train", "the run has made all its optimizer steps")
+        decided += self._admit(now_s)
         decided += self._flow.decide(self._lineage.step, now_s)
         decided += self._end_run(now_s)
         self._idle.tick(self._situation(now_s), now_s)
@@ -274,19 +275,8 @@ class SchedulerCore:
         self._stale_evaluations |= self._evaluations.resumed(body.step)
         self._end.resumed()
 
-    def _servers(self, now_s: float) -> ServerView:
-        versions = [status.policy_version for status in self._health.alive(now_s)]
-        return ServerView(len(versions), min(versions, default=-1), self._lineage.policy_version)
-
-    def _buffer(self) -> BufferState:
-        return BufferState(
-            optimizer_step=self._lineage.step,
-            num_running=self._groups.num_open("train"),
-            num_ready=self._lineage.num_ready,
-            ready_bytes=self._lineage.ready_bytes,
-            mean_group_bytes=self._lineage.mean_group_bytes,
-            last_step=self._evaluations.barrier(self._lineage.step),
-        )
+    def _servers(self, now_s: float) -> ServingState:
+        return self._health.serving(self._lineage.policy_version, now_s)
 
     def _situation(self, now_s: float) -> Situation:
         return Situation(
@@ -309,20 +299,27 @@ class SchedulerCore:
         return [begin, *(AdmitGroup(plan) for plan in plans if self._flow.open(plan, now_s))]
 
     def _admit(self, now_s: float) -> list[Decision]:
-        if self._lineage.step >= self._run.max_steps:
-            self._blocked_by = EVALUATION
-            return list(self._groups.cancel("train", "the run has made all its optimizer steps"))
-        if not self._evaluations.first_done:
-            self._blocked_by = EVALUATION
-            return []
-        servers = self._servers(now_s)
-        admission = self._rule.admit(self._buffer(), servers)
         name, step = self._lineage.name, self._lineage.step
-        plans = [self._train_groups.next(name, step, now_s) for _ in range(admission.num_groups)]
+        may_train = self._lineage.started and self._evaluations.first_done and not self._is_over
+        last_step = self._evaluations.barrier(step) if may_train else step
+        num_groups = self._flow.admit(last_step, self._lineage.policy_version, now_s)
+        plans = [self._train_groups.next(name, step, now_s) for _ in range(num_groups)]
         for plan in plans:
             self._flow.open(plan, now_s)
-        self._blocked_by = admission.blocked_by or self._rule.admit(self._buffer(), servers).blocked_by
         return [AdmitGroup(plan) for plan in plans]
+
+    @property
+    def _is_over(self) -> bool:
+        """All steps are made, or the run failed."""
+        return self._end.failed is not None or self._lineage.step >= self._run.max_steps
+
+    @property
+    def _blocked_by(self) -> str:
+        """Bound that withholds admission."""
+        if not self._lineage.started:
+            return WEIGHTS
+        is_training = self._evaluations.first_done and self._lineage.step < self._run.max_steps
+        return self._flow.feed.blocked_by if is_training else EVALUATION
 
     def _cancel_stale_evaluations(self) -> list[SettleMembers]:
         if not self._stale_evaluations:
@@ -364,4 +361,4 @@ class SchedulerCore:
         has_work = lineage.num_ready >= self._run.groups_per_step
         num_open = sum(map(self._groups.num_unsettled, PHASES))
         num_waiting = self._activities.num_waiting(now_s)
-        return Standing(counts, lineage.started, is_current(servers), has_work, num_open, num_waiting)
+        return Standing(counts, lineage.started, servers.is_current, has_work, num_open, num_waiting)

@@ -1,9 +1,9 @@
 """Feed of `StreamCore` with messages and events, and its decisions as those of a run.
 
 The core says which episode starts and on which server, where the next turn of an episode is played,
-and which groups close at the staleness horizon. Admission stays with the caller, who also knows the
-learner's groups of earlier lives: `AdmitGroups` is not carried out. Turns of a leaving server end
-there, and move when they ask; members of closing groups are stopped by their settlement.
+how many groups are admitted, and which of them close at the staleness horizon. Turns of a leaving
+server end there, and go on elsewhere when they ask; members of closing groups are stopped by their
+settlement.
 """
 
 import math
@@ -20,9 +20,11 @@ from tailrace_protos.subjects import PHASES, Phase
 from tailrace_scheduler.config import SchedulerConfig
 from tailrace_scheduler.core.decisions import DeferGroups, SettleMembers
 from tailrace_scheduler.core.groups import OpenGroup
+from tailrace_scheduler.core.lineage import NONE_WAITING, WaitingGroups
 from tailrace_scheduler.core.streams import decisions as de
 from tailrace_scheduler.core.streams import events as ev
 from tailrace_scheduler.core.streams.core import StreamCore
+from tailrace_scheduler.core.streams.credit import WEIGHTS
 from tailrace_scheduler.core.streams.settings import StreamSettings
 
 PROMPT_TOKENS = 512  # expected at the start of an episode, unless it may not be four times as long
@@ -42,7 +44,15 @@ class StreamFeed:
             groups_per_step=run.groups_per_step,
             policy=run.stale_groups,
             max_waste=config.max_waste,
+            max_steps=run.max_steps,
+            max_buffered_groups=config.max_buffered_groups,
+            max_buffered_bytes=config.max_buffered_bytes,
         )
+        self._group_size = run.group_size
+        self._bounds: ev.AdmissionBounded | None = None  # as the core knows them
+        self._num_admitted = 0  # groups not fetched yet
+        self.blocked_by = WEIGHTS
+        """Bound that withholds admission; empty: none does."""
         self._limit_told = 0  # by workers
         self._ask_after_s = config.ask_after_s
         self._core = self._made_core()
@@ -54,13 +64,23 @@ class StreamFeed:
         self._turns: Counter[str] = Counter()  # of episodes of no open group, by server
         self._retold_s = 0.0  # until then the episodes that workers play may be unknown
 
-    def begin(self, step: int, groups: Iterable[OpenGroup], now_s: float) -> None:
+    def begin(
+        self,
+        step: int,
+        groups: Iterable[OpenGroup],
+        now_s: float,
+        waiting: WaitingGroups = NONE_WAITING,
+    ) -> None:
         """Begin anew at a step of the learner: after a restart, and when the learner went back."""
+        self._settings = replace(self._settings, group_bytes=waiting.mean_bytes)
         before, self._core = self._core.book, self._made_core()
+        self._bounds, self._num_admitted = None, 0
         statuses, self._statuses, self._barred = self._statuses, {}, frozenset()
         for _, status in statuses.values():
             self.heard(status, now_s)
         self._core.on(ev.StepDone(step), now_s)
+        for group_id, num_bytes in waiting.sizes.items():
+            self._complete(group_id, self._group_size, num_bytes, now_s)
         is_retold = True
         for group in groups:
             self.opened(group, now_s)
@@ -97,14 +117,44 @@ class StreamFeed:
                 is_whole = outcome is not Outcome.CANCELLED
                 self._core.on(ev.EpisodeEnded(episode_id, outcome.is_valid, context, is_whole), now_s)
                 self._granted.pop(episode_id, None)
-            case GroupClosed(group_id=group_id, num_valid=num_valid, num_bytes=num_bytes):
-                self._core.on(ev.GroupComplete(group_id, num_valid, num_bytes), now_s)
+            case GroupClosed(sent_to_learner=True, group_id=group_id):
+                self._complete(group_id, body.num_valid, body.num_bytes, now_s)
+            case GroupClosed(group_id=group_id):
+                self._core.on(ev.GroupComplete(group_id, 0), now_s)
             case GroupDropped(group_id=group_id):
                 self._core.on(ev.GroupsDropped((group_id,)), now_s)
             case StepFinished(step=step, group_ids=group_ids, metrics=metrics):
                 self._core.on(ev.GroupsTaken(group_ids), now_s)
                 num_trained = int(metrics.get("num_trained_tokens") or 0)
                 self._core.on(ev.StepDone(step, num_trained), now_s)
+
+    def _complete(self, group_id: str, num_valid: int, num_bytes: int, now_s: float) -> None:
+        """A group waits for the learner, also one that closed before this scheduler knew it."""
+        if group_id not in self._core.book.groups:
+            ended = tuple(range(self._group_size))
+            found = ev.GroupOpened(
+                group_id, self._group_size, "", 0, settled=ended, num_valid=num_valid
+            )
+            self._core.on(found, now_s)
+        self._core.on(ev.GroupComplete(group_id, num_valid, num_bytes), now_s)
+
+    # Admission.
+
+    def bound(self, last_step: int, newest_policy_version: int, now_s: float) -> None:
+        """Admit no group for a step after this one; the newest weights have this version."""
+        bounds = ev.AdmissionBounded(last_step, newest_policy_version)
+        if bounds != self._bounds:
+            self._bounds = bounds
+            self._core.on(bounds, now_s)
+
+    def admit(self) -> int:
+        """Return the training groups to open now."""
+        if (decided := self._core.admit()) is not None:
+            self._take(decided)
+        num_admitted, self._num_admitted = self._num_admitted, 0
+        return num_admitted
+
+    # Episodes.
 
     def limited(self, context_tokens: int, now_s: float) -> None:
         """A worker told of the longest episode that it plays; the longest of all counts."""
@@ -192,7 +242,8 @@ class StreamFeed:
         if before is not None and before.incarnation != status.incarnation:
             self._core.on(ev.ServerGone(status.server_id), now_s)
             before = None
-        elif now_s - told_s < REPORT_S:
+        has_news = before is None or before.policy_version != status.policy_version
+        if not has_news and now_s - told_s < REPORT_S:
             return
         self._statuses[status.server_id] = (now_s, status)
         self._core.on(_report(status, before), now_s)
@@ -242,6 +293,9 @@ class StreamFeed:
 
     def _take(self, one: de.Decision) -> None:
         match one:
+            case de.AdmitGroups(num_groups=num_groups, blocked_by=blocked_by):
+                self._num_admitted += num_groups
+                self.blocked_by = blocked_by
             case de.StartEpisode():
                 self._decided.append(one)
                 phase = self._core.book.episodes[one.episode_id].group.phase

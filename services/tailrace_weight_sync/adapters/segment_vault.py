@@ -1,13 +1,13 @@
-"""The bytes of policy versions: in shared memory, over ZMQ, on a volume, and in a snapshot file.
+"""The bytes of policy versions: in shared memory, over ZMQ, and on a volume.
 
 Each version is one sealed segment of shared memory. Servers of this host map it, others fetch it over
-ZMQ. A snapshot file survives a restart of the host.
+ZMQ.
 """
 
 import asyncio
-import os
 import shutil
 from collections.abc import Collection
+from contextlib import ExitStack
 from pathlib import Path
 
 from tailrace.log import get_logger
@@ -17,15 +17,14 @@ from tailrace.weights.deltas import encode_delta, same_layout
 from tailrace.weights.errors import ChecksumError
 from tailrace.weights.files import remove_others, write_version
 from tailrace.weights.segment import SegmentFolder, SharedSegment
+from tailrace.weights.target_types import convert
 from tailrace.weights.tensors import verify
-from tailrace_protos.base import MalformedMessageError, decode, encode
 from tailrace_protos.weights import WeightDelta, WeightManifest, WeightSource
 from tailrace_weight_sync import metrics
 
 log = get_logger(__name__)
 
 _MAX_CHAIN = 4  # deltas; each lists its tensors in every announcement
-_LENGTH_BYTES = 8  # before the manifest in a snapshot file
 
 
 class SegmentCopy:
@@ -58,14 +57,19 @@ class SegmentVault:
         shm_folder: Path | None = None,
         max_delta_share: float = 0.0,
         volume: Path | None = None,
+        target: str = "",
     ) -> None:
-        """`volume`: folder for files of the versions; None: there are none."""
-        self._volume = volume
+        """`volume`: folder for files of the versions; None: there are none.
+
+        `target`: declared type of its versions, empty for published ones.
+        """
+        self._volume = volume if volume is None or not target else volume / target
         self._files: dict[int, Path] = {}
         self._max_delta_share = max_delta_share
         self._deltas: list[tuple[WeightDelta, memoryview]] = []  # a chain to the newest version
         self._shm_folder = shm_folder
-        self._folder = SegmentFolder(run, "weight_sync", shm_folder)
+        role = f"weight_sync-{target}" if target else "weight_sync"
+        self._folder = SegmentFolder(run, role, shm_folder)
         self._held: dict[int, SharedSegment] = {}
         self._host_id = host_id
         self._server = ChunkServer(self._served, bind_host=bind_host, advertise_host=advertise_host)
@@ -157,6 +161,19 @@ class SegmentVault:
         segment = await copy_verified(manifest, source, self._host_id, self._folder, self._shm_folder)
         return SegmentCopy(segment, self._held)
 
+    async def convert(
+        self, manifest: WeightManifest, data: memoryview, plan: WeightManifest
+    ) -> WeightManifest:
+        """Holds the version `data` in the layout of `plan`; returns its manifest."""
+        segment = self._folder.create(plan.num_bytes)
+        copy = SegmentCopy(segment, self._held)
+        with ExitStack() as undo:
+            undo.callback(copy.discard)
+            made = await bulk(manifest.num_bytes, convert, manifest, data, plan, segment.data)
+            copy.seal(made)
+            undo.pop_all()
+        return made
+
     def source(self, policy_version: int) -> WeightSource:
         """Addresses at which other processes fetch a version."""
         return WeightSource(
@@ -180,6 +197,10 @@ class SegmentVault:
         file = self._files.pop(policy_version, None)
         if file is not None:
             shutil.rmtree(file.parent, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Deletes the segments of a killed predecessor."""
+        self._folder.sweep()
 
     async def adopt(self, lineages: Collection[str]) -> list[WeightManifest]:
         """Takes over the undamaged versions of these lineages from a killed predecessor."""
@@ -209,43 +230,3 @@ async def _is_whole(manifest: WeightManifest, data: memoryview) -> bool:
         log.warning("damaged weights dropped", error=str(error))
         return False
     return True
-
-
-class SnapshotFile:
-    """One version in a file: `<length of manifest><manifest><bytes>`.
-
-    The file is whole or absent, and on disk once `save` returns.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def save(self, manifest: WeightManifest, data: memoryview) -> None:
-        """Replaces the file; raises `OSError` when the disk is full, the old file stays then."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        packed = encode(manifest)
-        unfinished = self.path.with_suffix(".unfinished")
-        try:
-            with unfinished.open("wb") as file:
-                file.write(len(packed).to_bytes(_LENGTH_BYTES, "little"))
-                file.write(packed)
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(self.path)
-        except OSError:
-            unfinished.unlink(missing_ok=True)
-            raise
-
-    def load(self) -> tuple[WeightManifest, memoryview] | None:
-        """The saved version, or None without a readable file. The bytes are not verified."""
-        try:
-            content = memoryview(self.path.read_bytes())
-        except FileNotFoundError:
-            return None
-        length = int.from_bytes(content[:_LENGTH_BYTES], "little")
-        end = _LENGTH_BYTES + length
-        try:
-            return decode(content[_LENGTH_BYTES:end], WeightManifest), content[end:]
-        except MalformedMessageError:
-            return None

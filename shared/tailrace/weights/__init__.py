@@ -3,6 +3,7 @@
 | module | contains |
 |---|---|
 | `tensors` | `TensorBytes`, layout of the flat buffer, checksums |
+| `target_types` | versions in the types that servers declare |
 | `segment` | named shared memory; the manifest of a sealed segment is behind its bytes |
 | `chunks` | ranges of a buffer over ZMQ, pulled by credit |
 | `deltas` | differences between two versions, and the version from them |
@@ -11,7 +12,8 @@
 | `files` | versions as safetensors files on a volume |
 | `relay` | fetches from other servers, and passes on to them while bytes arrive |
 | `broadcast`, `process_group` | places in broadcasts; their groups of torch.distributed |
-| `receiver` | the inference server's side: `WeightReceiver`, `StagedWeights` |
+| `receiver` | the inference server's side: `WeightReceiver` |
+| `staged` | fetched versions: `StagedWeights` |
 """
 
 from tailrace.weights.errors import (
@@ -24,7 +26,8 @@ from tailrace.weights.errors import (
     WeightsUnreachableError,
 )
 from tailrace.weights.publisher import WeightPublisher
-from tailrace.weights.receiver import StagedWeights, WeightReceiver
+from tailrace.weights.receiver import WeightReceiver
+from tailrace.weights.staged import StagedWeights
 from tailrace.weights.tensors import TensorBytes
 
 __all__ = [

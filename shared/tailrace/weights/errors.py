@@ -41,6 +41,18 @@ class WeightsGoneError(WeightsError):
         self.reason = reason
 
 
+class TargetTypeError(WeightsError):
+    """weight_sync has not got the weights in the type that this server declares.
+
+    Attributes: `target`, `reason`.
+    """
+
+    def __init__(self, target: str, reason: str) -> None:
+        super().__init__(f"no weights as {target} (inference.weights_dtype): {reason}")
+        self.target = target
+        self.reason = reason
+
+
 class WeightsUnreachableError(WeightsError):
     """The source does not answer over ZMQ.
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,18 +14,22 @@ from tailrace.weights.broadcast import BroadcastMember
 from tailrace.weights.chunks import reachable_host
 from tailrace.weights.copying import bulk, open_source
 from tailrace.weights.deltas import apply_deltas
-from tailrace.weights.errors import ChecksumError, WeightsError, WeightsGoneError
-from tailrace.weights.files import read_version
+from tailrace.weights.errors import (
+    ChecksumError,
+    TargetTypeError,
+    WeightsError,
+    WeightsGoneError,
+)
 from tailrace.weights.relay import WeightRelay
 from tailrace.weights.segment import map_segment
-from tailrace.weights.tensors import TensorBytes, check_manifest, verify, views
+from tailrace.weights.staged import FileWeights, StagedWeights
+from tailrace.weights.tensors import check_manifest, verify
 from tailrace_protos import subjects
 from tailrace_protos.weights import (
     CurrentWeightsReply,
     CurrentWeightsRequest,
     ReportKept,
     WeightDelta,
-    WeightManifest,
     WeightsApplied,
     WeightsAvailable,
 )
@@ -47,47 +50,6 @@ class _Baseline(NamedTuple):
     data: memoryview
 
 
-class StagedWeights:
-    """Verified bytes of a version. Its tensors are views, readable as long as they are referenced."""
-
-    def __init__(self, manifest: WeightManifest, buffer: memoryview, num_fetched: int) -> None:
-        self.manifest = manifest
-        self.num_fetched = num_fetched  # bytes that came over the network
-        self._buffer: memoryview | None = buffer
-
-    @property
-    def buffer(self) -> memoryview:
-        """All bytes of the version."""
-        assert self._buffer is not None, "closed"
-        return self._buffer
-
-    def tensors(self) -> Iterator[TensorBytes]:
-        """Tensors in the order of the manifest."""
-        return views(self.manifest, self.buffer)
-
-    def close(self) -> None:
-        """Releases the bytes; the memory is freed with the last view."""
-        self._buffer = None
-
-
-class FileWeights(StagedWeights):
-    """A version in a safetensors file."""
-
-    def __init__(self, manifest: WeightManifest, path: Path) -> None:
-        """Maps and verifies the file; raises `OSError`, `ManifestError` or `ChecksumError`."""
-        found = read_version(path, manifest)
-        super().__init__(manifest, memoryview(b""), 0)
-        self._found: list[TensorBytes] = found
-
-    def tensors(self) -> Iterator[TensorBytes]:
-        """Tensors in the order of the manifest."""
-        return iter(self._found)
-
-    def close(self) -> None:
-        """Releases the mapping."""
-        self._found = []
-
-
 class WeightReceiver:
     """Fetches weights for one inference server."""
 
@@ -99,14 +61,20 @@ class WeightReceiver:
         server_id: str,
         *,
         shm_folder: Path | None = None,
+        target: str = "",
         bind_host: str = "",
         advertise_host: str = "",
     ) -> None:
-        """`bind_host`, `advertise_host`: address at which it passes weights on, see `WeightRelay`."""
+        """`target`: type that the server declares, see `target_types`; empty: as published.
+
+        `bind_host`, `advertise_host`: address at which it passes weights on, see `WeightRelay`.
+        """
         self._bus = bus
         self._run = run
         self._host_id = host_id
         self._server_id = server_id
+        self._target = target
+        self._fetched_target = ""  # of the version that came last
         self._shm_folder = shm_folder
         self.relay = WeightRelay(
             bus, run, host_id, server_id, bind_host=bind_host, advertise_host=advertise_host
@@ -122,12 +90,24 @@ class WeightReceiver:
         """The newest published version, None before the first; waits while weight_sync is down."""
         reply = await self._bus.request(
             subjects.current_weights(self._run),
-            CurrentWeightsRequest(self._server_id),
+            CurrentWeightsRequest(self._server_id, self._target),
             CurrentWeightsReply,
             timeout_s=5.0,
             idempotent_retries=attempts - 1,
         )
         return reply.available
+
+    async def in_own_type(self, announced: WeightsAvailable) -> WeightsAvailable:
+        """The announced version, or a newer one, in the type that this server declares.
+
+        Waits while weight_sync converts it; raises `TargetTypeError`.
+        """
+        if not self._target:
+            return announced
+        try:
+            return await self.current() or announced
+        except BusError as error:
+            raise TargetTypeError(self._target, str(error)) from error
 
     async def fetch(self, available: WeightsAvailable) -> StagedWeights:
         """Fetches and verifies a version: read from a volume, received with other servers, mapped on
@@ -140,6 +120,7 @@ class WeightReceiver:
         the active version is unchanged then.
         """
         check_manifest(available.manifest)
+        self._fetched_target = available.manifest.target
         staged = await self._from_file(available) or await self._from_broadcast(available)
         return staged or await self._from_host(available) or await self._from_network(available)
 
@@ -209,7 +190,9 @@ class WeightReceiver:
     async def report(self, applied: WeightsApplied) -> None:
         """Reports a version to weight_sync. Returns at once; the report is repeated until an answer."""
         if not applied.error and self.relay.holds(applied.policy_version):
-            applied = msgspec.structs.replace(applied, relay=self.relay.source)
+            applied = msgspec.structs.replace(
+                applied, relay=self.relay.source, target=self._fetched_target
+            )
         fetched = self._fetched
         if not applied.error and fetched is not None:
             is_this = fetched.policy_version == applied.policy_version

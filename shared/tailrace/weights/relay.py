@@ -168,7 +168,8 @@ class WeightRelay:
         own = self.source
         if not available.relays or own is None:
             return RouteReply(_ROOT, available.source)
-        request = RouteRequest(self._server_id, key[0], key[1], stripe, own, failed)
+        target = available.manifest.target
+        request = RouteRequest(self._server_id, key[0], key[1], stripe, own, failed, target)
         try:
             return await self._bus.request(
                 subjects.weight_route(self._run), request, RouteReply, timeout_s=_ROUTE_S

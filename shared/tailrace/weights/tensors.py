@@ -17,7 +17,7 @@ from tailrace_protos.weights import TensorEntry, WeightManifest
 
 ALIGNMENT_BYTES = 64
 _PARALLEL_BYTES = 32 << 20  # takes some milliseconds; a pool of threads costs a tenth of one
-_MAX_THREADS = 4
+MAX_THREADS = 4
 
 ITEM_BYTES = {
     "float64": 8,
@@ -106,7 +106,7 @@ def damaged(manifest: WeightManifest, buffer: memoryview) -> list[TensorEntry]:
     slices = list(_slices(manifest, buffer))
     if manifest.num_bytes < _PARALLEL_BYTES:
         return [entry for entry, data in slices if not _is_whole(entry, data)]
-    num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+    num_threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(num_threads, "weight-checksums") as pool:
         whole = pool.map(lambda part: _is_whole(*part), slices)
         return [entry for (entry, _), good in zip(slices, whole, strict=True) if not good]

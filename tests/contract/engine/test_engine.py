@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from tailrace.weights.target_types import TARGETS
 from tailrace_inference.ports import WeightMismatchError
 from tailrace_protos.base import as_float32, as_int32
 from tailrace_protos.generation import CallErrorCode, FinishReason
@@ -24,6 +25,7 @@ from tests.contract.engine.harness import (
     text_of,
     weights_of,
 )
+from tests.world.declared_types import in_type, rounded
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ANY = tuple(range(VOCAB_SIZE))
@@ -302,6 +304,20 @@ async def test_an_update_that_does_not_fit_is_named_and_the_old_version_stays(be
     asked = await bench.one([1, 2, 3], 5)
     assert asked.versions() == [bench.policy_version] * 5
     assert asked.drift(bench.model).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("target", TARGETS)
+async def test_weights_of_a_declared_type_are_widened_exactly(bench: Bench, target: str) -> None:
+    version = bench.policy_version + 1
+    given = bench.model_of(version)
+    await bench.engine.stage(iter(in_type(weights_of(given), target)), version)
+    await bench.engine.apply()
+    bench.policy_version = version
+    asked = await bench.one([1, 2, 3], 40)
+    assert asked.versions() == [version] * 40
+    assert asked.drift(rounded(given, target)).max() < TOLERANCE
+    assert asked.drift(given).max() > TOLERANCE, "rounding must show"
+    await bench.update()
 
 
 async def test_stats_count_calls_tokens_and_steps(bench: Bench) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tailrace_inference.__main__ import build
 from tailrace_inference.engine.engine import TorchEngine
 from tests.integration.inference.world import SERVER_ID, World, address_of, make_model, own_logprobs
+from tests.world.declared_types import rounded
 
 FAST = {"max_running": 4, "kv_cache_tokens": 4096, "heartbeat_s": 0.1}
 EVERYWHERE = {"bind_host": "0.0.0.0", "advertise_host": "localhost"}
@@ -43,3 +44,21 @@ async def test_step_in_and_bind_host_and_advertise_host(
     expected = own_logprobs(model, [5, 6, 7, *found.token_ids.tolist()], 4)
     assert found.inference_logprobs.tolist() == pytest.approx(expected, abs=1e-4)
     assert steppers == {in_loop}
+
+
+@pytest.mark.parametrize(
+    ("world", "weights_dtype"),
+    [({**FAST, "weights_dtype": dtype}, dtype) for dtype in ("bfloat16", "float8_e4m3fn")],
+    indirect=["world"],
+)
+async def test_weights_dtype(world: World, weights_dtype: str) -> None:
+    world.services.serve("inference", build, SERVER_ID)
+    await world.put_card()
+    for seed in (1, 2):
+        model = make_model(seed)
+        status = await world.serving(await world.publish(model))
+        found = await world.generate(address_of(status), world.request("call", [5, 6, 7], 8))
+        ids = [5, 6, 7, *found.token_ids.tolist()]
+        expected = own_logprobs(rounded(model, weights_dtype), ids, 8)
+        assert found.inference_logprobs.tolist() == pytest.approx(expected, abs=1e-4)
+        assert found.inference_logprobs.tolist() != pytest.approx(own_logprobs(model, ids, 8), abs=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 import pytest
@@ -212,6 +213,25 @@ async def test_a_learner_that_resumes_takes_back_the_rows_after_its_checkpoint(
 
         assert [row["step"] for row in run.rows] == [0, 1, 2, 3, 4]
         check_ledger(build_ledger(run.run_dir))
+
+
+async def test_the_time_in_which_a_run_is_stopped_is_nobodys_idle_time(make_run: MakeRun) -> None:
+    down_s = 2.0
+    async with make_run(max_steps=2, eval_steps=0) as run:
+        await run.learner.begin()
+        run.learner.max_steps = 1
+        training = run.go(run.learner.train())
+        await run.until(lambda: training.done() and bool(run.rows) and run.rows[-1]["step"] == 1)
+        run.scheduler.kill()
+        await asyncio.sleep(down_s)  # no synchronisation: this is the time that must not count
+        run.scheduler.start()
+        run.learner.max_steps = 2
+        run.go(run.learner.train())
+        await run.until_finished()
+
+        before, row = run.rows[-2:]
+        accounts = [row[key] for key in row if key.startswith(("idle/", "busy/"))]
+        assert 0 <= sum(accounts) <= row["time_s"] - before["time_s"] - down_s
 
 
 async def test_a_wrong_capacity_ends_the_process_with_code_two_and_one_line(make_run: MakeRun) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,11 @@ def test_an_engine_that_does_right_passes_every_check(folder: Path, engine: str)
     code, lines = report(engine, str(folder), "")
     assert (code, set(lines.values())) == (0, {"ok"})
     checked = " ".join(lines)
+    (judged,) = (line for line in lines if line.startswith("log-probabilities"))
+    divergence = re.search(r", KL (\S+), correlation (\S+) \((\d+) tokens\)", judged)
+    assert divergence is not None, judged
+    assert 0 <= float(divergence[1]) < 1e-6
+    assert float(divergence[2]) > 0.9999
     for what in ("log-probabilities", "weight swap", "incomplete update", "abort", "tokens/s, 16"):
         assert what in checked
     assert ("prefix reuse" in checked) is (engine == "torch")

@@ -15,7 +15,7 @@ from tailrace.config import Endpoints, RunConfig
 from tailrace.runtime import Args
 from tailrace.weights import WeightPublisher, WeightReceiver
 from tailrace_weight_sync.__main__ import build
-from tailrace_weight_sync.adapters.segment_vault import SnapshotFile
+from tailrace_weight_sync.adapters.snapshot_file import SnapshotFile
 from tests.integration.weight_sync.conftest import HOST_ID
 from tests.integration.weight_sync.test_weight_sync import newest, same, stepped, weights
 from tests.world.serving import eventually, serving

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tailrace.weights.tensors import TensorBytes
 from tailrace_inference.engine.weights import WeightMismatchError, WeightStage
@@ -15,6 +18,7 @@ from tests.unit.tailrace_inference.harness import (
     own_logprobs,
     weights_of,
 )
+from tests.world.declared_types import in_type, rounded
 
 
 @pytest.mark.parametrize("forward", ["auto", "generic"])
@@ -142,6 +146,28 @@ def test_updates_of_narrow_types_are_widened_exactly(dtype: torch.dtype) -> None
     asked = client.one([1, 2, 3], 5)
     exact = own_logprobs(rough, asked.ids)[2:]
     assert np.abs(asked.generation.inference_logprobs - exact).max() < 1e-4
+
+
+def test_float8_blocks_are_widened_by_their_scales_exactly() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(200, 300, bias=False)
+    given = nn.ModuleDict({"up_proj": layer})
+    exact = rounded(given, "float8_e4m3fn")
+    tensors = in_type(weights_of(given), "float8_e4m3fn")
+    assert [tensor.dtype for tensor in tensors] == ["float8_e4m3fn", "float32"]
+    for dtype in (torch.float32, torch.bfloat16):
+        staged = WeightStage(copy.deepcopy(given).to(dtype)).load(tensors, 1)
+        assert torch.equal(staged.values[0].float(), exact["up_proj"].weight)
+
+
+def test_scales_that_do_not_fit_are_named() -> None:
+    given = nn.ModuleDict({"up_proj": nn.Linear(200, 300, bias=False)})
+    matrix, scales = in_type(weights_of(given), "float8_e4m3fn")
+    short = scales._replace(shape=(3, 1), data=scales.data[:12])
+    with pytest.raises(WeightMismatchError, match=r"up_proj.weight' of shape \(300, 200\) has scales"):
+        WeightStage(given).load([matrix, short], 1)
+    with pytest.raises(WeightMismatchError, match=r"'other\.weight_scale_inv' scales no"):
+        WeightStage(given).load([matrix, scales, scales._replace(name="other.weight_scale_inv")], 1)
 
 
 def test_broken_weights_are_reported_honestly_and_poison_nothing_after_them() -> None:

@@ -71,3 +71,5 @@ def test_settings_beyond_the_features_are_refused_by_name() -> None:
         check_settings(InferenceConfig(forward="rows"), features)
     with pytest.raises(ConfigError, match=r"kv_on_update keep is not possible .*: use recompute"):
         check_settings(InferenceConfig(kv_on_update="keep"), features)
+    with pytest.raises(ConfigError, match=r"weights_dtype float8_e4m3fn: the engine torch does not"):
+        check_settings(InferenceConfig(weights_dtype="float8_e4m3fn"), features)

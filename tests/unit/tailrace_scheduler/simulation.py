@@ -189,7 +189,12 @@ class SimulatedRun:
     # What the core decides
 
     def decide(self) -> None:
-        for decision in self.core.decide(self.now_s):
+        decisions = self.core.decide(self.now_s)
+        is_pinned = self.config.pins_evaluations(self.run)
+        if self.core.status(self.now_s).blocked_by == "credit" and not is_pinned:
+            plans = [one.plan for one in decisions if isinstance(one, AdmitGroup)]
+            self._check_credit_is_used(sum(plan.phase == "train" for plan in plans))
+        for decision in decisions:
             self.carry_out(decision)
 
     def carry_out(self, decision: Decision) -> None:
@@ -213,7 +218,7 @@ class SimulatedRun:
     def restart(self) -> None:
         """The scheduler dies and another takes over."""
         self.core = SchedulerCore(self.run, self.config, self.now_s)
-        self.core.replay(self.events)
+        self.core.replay(self.events, self.now_s)
         plans = [
             msgspec.structs.replace(group.plan, settled=dict(group.settled))
             for group in self.open.values()
@@ -232,6 +237,13 @@ class SimulatedRun:
         assert accepted + running <= self.run.max_steps * self.run.groups_per_step
         assert running + len(self.ready) <= self.config.max_buffered_groups
         assert self.run.max_staleness > 0 or self.served_version == self.policy_version
+
+    def _check_credit_is_used(self, num_admitted: int) -> None:
+        """What withholds admission is held by groups that run or wait, not by ones that ended."""
+        running = num_admitted + sum(group.plan.phase == "train" for group in self.open.values())
+        last_step = min(self.run.max_staleness + self.step + 1, self.run.max_steps)
+        needed = (last_step - self.step) * self.run.groups_per_step
+        assert running + len(self.ready) >= needed, "groups that ended hold credit"
 
     def _check_evaluation(self, body: EventBody) -> None:
         if not isinstance(body, EvaluationStarted):

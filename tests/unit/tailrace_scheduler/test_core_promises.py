@@ -16,13 +16,18 @@ from tailrace_protos.event import (
     EpisodeSettled,
     EvaluationFinished,
     EvaluationStarted,
+    Event,
     GroupAdmitted,
+    GroupClosed,
     LearnerResumed,
+    StepFinished,
     WarmStartAdvanced,
     WeightsPublished,
 )
 from tailrace_scheduler.config import SchedulerConfig
+from tailrace_scheduler.core.decisions import AdmitGroup
 from tailrace_scheduler.core.run_log import METRIC_KEYS, fold
+from tailrace_scheduler.core.scheduler import SchedulerCore
 from tests.unit.tailrace_scheduler.simulation import SimulatedRun
 
 OUTCOMES = [*[Outcome.OK] * 6, Outcome.POLICY_FAILURE, Outcome.INFRA_FAILURE, Outcome.TIMEOUT]
@@ -113,6 +118,57 @@ def tag_means(world: SimulatedRun, evaluation_id: str) -> dict[str, float | None
     return means
 
 
+def train_groups(world: SimulatedRun) -> list[str]:
+    """Training groups that the world may admit now, in their order."""
+    decided = [one.plan for one in world.core.decide(world.now_s) if isinstance(one, AdmitGroup)]
+    return [plan.group_id for plan in decided if plan.phase == "train"]
+
+
+def trained_world() -> SimulatedRun:
+    """Asynchronous by one step: the first evaluation is done, and six groups run."""
+    world = made_run(0, max_staleness=1)
+    world.resume(0)
+    for _ in range(100):
+        world.served_version = world.policy_version
+        world.now_s += 1.0
+        world.beat()
+        world.decide()
+        if any(group.plan.phase == "train" for group in world.open.values()):
+            world.decide()
+            return world
+        world.play_all()
+    pytest.fail("no training group is admitted")
+
+
+def test_a_group_whose_end_comes_to_light_after_a_restart_counts_against_the_credit() -> None:
+    world = trained_world()
+    log = list(world.events)
+    world.play_all()
+    late = [one.body for one in world.events[len(log) :] if isinstance(one.body, GroupClosed)]
+    assert len(late) == 6
+    world.core = SchedulerCore(world.run, world.config, world.now_s)
+    world.core.replay(log)
+    world.core.adopt([], world.next_index, [], world.now_s)
+    world.beat()
+    for number, body in enumerate(late):
+        world.core.on_event(Event(f"late-{number}", world.now_s, "test", body), world.now_s)
+    assert train_groups(world) == []
+    assert world.core.status(world.now_s).blocked_by == "credit"
+
+
+def test_a_step_of_a_lineage_that_did_not_survive_frees_no_credit() -> None:
+    world = trained_world()
+    world.play_all()
+    used, lineage = tuple(world.ready[:3]), f"L{world.lineage}"
+    world.resume(0)
+    world.served_version = world.policy_version
+    world.beat()
+    world.happen(StepFinished(lineage, 1, 9, used, 0, 0.0, 0.0, {}))
+    assert train_groups(world) == []
+    assert world.make_step()
+    assert len(train_groups(world)) == 3
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 3), st.integers(0, 150), st.sampled_from([1, 3]))
 def test_every_history_ends_with_credit_kept_and_books_balanced(
@@ -155,7 +211,7 @@ def test_a_replay_of_the_log_gives_the_rows_that_were_written(
     world = made_run(seed, max_staleness)
     play_to_the_end(world, num_wild)
     again = made_run(seed, max_staleness)
-    replayed = fold(again.core.replay(world.events))
+    replayed = fold(again.core.replay(world.events, world.now_s))
     keys = [key for key in METRIC_KEYS if not key.startswith(("idle/", "busy/"))]
     assert [[row[key] for key in keys] for row in replayed] == [
         [row[key] for key in keys] for row in fold(world.changes)
@@ -330,7 +386,7 @@ def test_an_emptied_redis_continues_the_data_order_of_the_checkpoint_under_new_n
         world.make_step()
     before = {e.body.group_id for e in world.events if isinstance(e.body, GroupAdmitted)}
     fresh = made_run(0, 2)
-    fresh.core.replay(world.events)
+    fresh.core.replay(world.events, world.now_s)
     assert fresh.core.adopt([], 0, [], 2000.0) == []
     fresh.events = list(world.events)
     assert fresh.core.decide(2000.0) == []

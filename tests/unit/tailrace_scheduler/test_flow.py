@@ -88,8 +88,8 @@ class Table:
     def end(self, episode_id: str) -> None:
         group_id, _, member = episode_id.rpartition(".")
         body = msgspec.structs.replace(made_settlement(group_id, int(member)), context_tokens=LIMIT)
-        self.flow.hear(body, self.now_s)
         self.flow.apply(body)
+        self.flow.feed.apply(body, self.now_s)
 
     def report(self, **news: Any) -> None:
         self.flow.on_lease_report(LeaseReport("w", **news), self.now_s)

@@ -30,9 +30,9 @@ def test_a_crash_returns_the_groups_since_the_checkpoint_to_the_learner() -> Non
     lineage.stepped(made_step(1, "a"))
     lineage.saved(CheckpointSaved("L", 1, "p", 1))
     lineage.stepped(made_step(2, "b", "c"))
-    assert (lineage.step, lineage.num_ready, lineage.ready_bytes) == (2, 1, 10)
+    assert (lineage.step, lineage.num_ready, list(lineage.waiting.sizes.values())) == (2, 1, [10])
     lineage.resumed(LearnerResumed("M", 1, 0, "step_1"))
-    assert (lineage.step, lineage.num_ready, lineage.ready_bytes) == (1, 3, 30)
+    assert (lineage.step, lineage.num_ready, list(lineage.waiting.sizes.values())) == (1, 3, [10] * 3)
     assert lineage.checkpoint_step == 1
 
 

@@ -78,7 +78,7 @@ def test_its_next_start_serves_again() -> None:
 
 def test_a_scheduler_that_was_started_anew_still_knows() -> None:
     core = made_core()
-    core.replay([WRONG])
+    core.replay([WRONG], 0.0)
     beat(core, 2.0, "bad")
     assert len(drains(core.decide(2.0))) == 1
     assert {lease(core, str(number), 2.0)[0] for number in range(4)} == {"inference-0"}

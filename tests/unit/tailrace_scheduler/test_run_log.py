@@ -139,3 +139,17 @@ def test_the_page_about_runs_says_what_every_number_means() -> None:
     assert set(METRIC_KEYS) <= set(named)
     fixed = {name for name in named if name.startswith(("idle/", "busy/", "outcome/"))}
     assert fixed <= set(METRIC_KEYS)
+
+
+def test_time_between_two_starts_of_a_run_is_nobodys_idle_time() -> None:
+    log = Log()
+    log.apply(LearnerResumed("L", 0, 0, ""))
+    log.evaluate(0)
+    log.apply(LearnerResumed("L", 0, 0, ""))  # one second after the row
+    log.now_s += 3600.0  # the run is stopped
+    log.log.begin_again(log.now_s)
+    [row] = log.step(1)
+    assert isinstance(row, dict)
+    assert (row["idle/credit"], row["time_s"]) == (2.0, 3604.0)
+    [row] = [row for row in log.step(2) + log.evaluate(2) if isinstance(row, dict)]
+    assert row["idle/credit"] == 1.0

@@ -48,7 +48,7 @@ class EpisodeBook(GroupEvents):
         if episode.bucket < 0:
             ledger.count(episode, server)
             self.placement.touched(server)
-        episode.state, episode.avoids, episode.moves_from = "running", "", ""
+        episode.state, episode.avoids = "running", ""
         episode.clock = server.tokens_at(now_s)
 
     def episode_ended(self, event: ev.EpisodeEnded, now_s: float) -> None:
@@ -102,7 +102,6 @@ class EpisodeBook(GroupEvents):
         if server is None and not event.failed:
             server = self._at_last(episode, event.last_server_id)
         if episode.state == "held":
-            episode.moves_from = ""  # its worker waits already: it gets an answer, not a move
             self.new_holds.append(episode)
             return
         is_refused = event.failed or not _may_serve(server)
@@ -184,7 +183,7 @@ class EpisodeBook(GroupEvents):
         if known is not None and not known.gone and known.incarnation != event.incarnation:
             self._lose(known)
         if known is None or known.gone or known.policy_version != event.policy_version:
-            self.credit_changed = True
+            self.credit.is_changed = True
         server = self.servers.report(event, now_s)
         server.barred = server.server_id in self.barred
         if now_s - server.advanced_s >= ADVANCE_S:
@@ -198,17 +197,15 @@ class EpisodeBook(GroupEvents):
         if server is not None and not server.gone:
             self._lose(server)
             server.gone = True
-            if server in self._leaving:
-                self._leaving.remove(server)
             self.placement.touched(server)
-            self.credit_changed = True
+            self.credit.is_changed = True
 
     def _lose(self, server: StreamServer) -> None:
         for episode in list(server.episodes.values()):
             self._leave(episode)
 
     def server_leaving(self, event: ev.ServerLeaving, now_s: float) -> None:
-        """Move its running turns as others have room; the rest is placed when it asks."""
+        """Give its episodes' places back: they end their turns there, ask, and go on elsewhere."""
         server = self.servers.servers.get(event.server_id)
         if server is None or server.leaving or server.gone:
             return
@@ -217,23 +214,10 @@ class EpisodeBook(GroupEvents):
             sampled = episode.running_tokens(now_s)
             ledger.note_sampled(episode, sampled)
             ledger.grow(episode, server, episode.context + sampled)
-            if episode.state == "running" and episode.clock < math.inf:
-                episode.moves_from = server.server_id
-                self._hold(episode)
-            else:
-                self._leave(episode)
-        self._leaving.append(server)
+            self._leave(episode)
+            episode.clock = math.inf
         self.placement.touched(server)
-
-    def empty_leaving(self) -> list[StreamServer]:
-        """Return leaving servers whose turns have all moved; each is returned once."""
-        if not self._leaving:
-            return []
-        waiting = {one.moves_from for one in self.episodes.values()}
-        empty = [one for one in self._leaving if one.server_id not in waiting]
-        for server in empty:
-            self._leaving.remove(server)
-        return empty
+        self.credit.is_changed = True
 
     def servers_barred(self, event: ev.ServersBarred, now_s: float) -> None:
         """Bar these servers, also when they join, and no others."""

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any
 
 from tailrace_protos.subjects import Phase
-from tailrace_scheduler.core.admission import Admission, AdmissionRule, BufferState, ServerView
 from tailrace_scheduler.core.streams import events as ev
 from tailrace_scheduler.core.streams import ledger
 from tailrace_scheduler.core.streams.book import EpisodeBook
@@ -24,8 +23,6 @@ from tailrace_scheduler.core.streams.decisions import (
     Decision,
     DropGroup,
     HoldTurn,
-    LetServerLeave,
-    MoveTurn,
     ProbeServer,
     StartEpisode,
 )
@@ -53,9 +50,7 @@ class StreamCore:
         placement: Callable[[Mapping[str, StreamServer]], PlacementRule] | None = None,
     ) -> None:
         self._settings = settings
-        self._admission = AdmissionRule(settings, settings)
         self.book = EpisodeBook(settings, placement)
-        self._told: Admission | None = None
         self._swept_s = -math.inf
         self._on: dict[type, Callable[[Any, float], None]] = {
             ev.TurnEnded: self.book.turn_ended,
@@ -69,11 +64,9 @@ class StreamCore:
             ev.GroupOpened: self.book.group_opened,
             ev.GroupComplete: self.book.group_complete,
             ev.GroupsTaken: self.book.groups_taken,
-            ev.GroupsReturned: self.book.groups_returned,
             ev.GroupsDropped: self.book.groups_dropped,
             ev.StepDone: self.book.step_done,
             ev.AdmissionBounded: self.book.admission_bounded,
-            ev.AdmissionReturned: self.book.admission_returned,
             ev.ServerReport: self.book.server_report,
             ev.ServerGone: self.book.server_gone,
             ev.ServerLeaving: self.book.server_leaving,
@@ -99,8 +92,14 @@ class StreamCore:
             self._swept_s = now_s
             self._sweep(now_s)
         decided += [ProbeServer(one) for one in self.book.servers.to_probe(now_s)]
-        self._admit(decided)
+        if (admission := self.admit()) is not None:
+            decided.append(admission)
         return decided
+
+    def admit(self) -> AdmitGroups | None:
+        """Return the part of `decide` that admits groups, which may come first: they start with the
+        next `decide`."""
+        return self.book.credit.admit(self.book.servers.servers.values())
 
     def select(self, now_s: float, slots_left: int) -> list[str]:
         """Return closed groups that the learner may take for the current step, in order, at most
@@ -163,7 +162,6 @@ class StreamCore:
                 break
         decided += [HoldTurn(one.episode_id) for one in book.new_holds if one.state == "held"]
         book.new_holds.clear()
-        decided += [LetServerLeave(one.server_id) for one in book.empty_leaving()]
 
     def _start(
         self,
@@ -195,12 +193,8 @@ class StreamCore:
         book.is_queue_waiting = server is None
         if server is None:
             return False
-        old = episode.moves_from
         book.resume(episode, server, now_s)
-        if old:
-            decided.append(MoveTurn(episode.episode_id, old, server.server_id))
-        else:
-            decided.append(ContinueTurn(episode.episode_id, server.server_id))
+        decided.append(ContinueTurn(episode.episode_id, server.server_id))
         return True
 
     def _sweep(self, now_s: float) -> None:
@@ -217,31 +211,3 @@ class StreamCore:
                 ledger.uncount(episode, server)
                 book.placement.touched(server)
         book.refresh(now_s)
-
-    def _admit(self, decided: list[Decision]) -> None:
-        book = self.book
-        if not book.credit_changed:
-            return
-        book.credit_changed = False
-        admission = self._admission.admit(self._buffer(), self._view())
-        if admission.num_groups or admission != self._told:
-            decided.append(AdmitGroups(admission.num_groups, admission.blocked_by))
-            book.num_promised += admission.num_groups
-        self._told = admission
-
-    def _buffer(self) -> BufferState:
-        book = self.book
-        return BufferState(
-            book.ages.step,
-            book.num_open_train + book.num_promised,
-            book.ages.num_ready + len(book.taken),
-            book.ready_bytes,
-            book.mean_group_bytes,
-            book.last_step,
-        )
-
-    def _view(self) -> ServerView:
-        book = self.book
-        healthy = [one for one in book.servers.servers.values() if not one.gone]
-        versions = [one.policy_version for one in healthy]
-        return ServerView(len(healthy), min(versions, default=-1), book.newest_policy_version)

@@ -11,8 +11,7 @@ from msgspec import Struct
 class AdmitGroups(Struct, frozen=True, gc=False):
     """Admit this many groups more: draw their tasks, record them, answer with `GroupOpened` for each.
 
-    They count against the credit from now on; `AdmissionReturned` gives some back. 0: `blocked_by`
-    has changed.
+    They count against the credit from now on. 0: `blocked_by` has changed.
     """
 
     num_groups: int
@@ -37,14 +36,6 @@ class HoldTurn(Struct, frozen=True, gc=False):
     """First answer of `TurnAsked` where no server has room: wait; a `ContinueTurn` follows."""
 
     episode_id: str
-
-
-class MoveTurn(Struct, frozen=True, gc=False):
-    """End the running turn at `from_server_id`, keep its tokens, and continue it at `server_id`."""
-
-    episode_id: str
-    from_server_id: str
-    server_id: str
 
 
 class CloseGroup(Struct, frozen=True, gc=False):
@@ -73,12 +64,6 @@ class AbortEpisode(Struct, frozen=True, gc=False):
     server_id: str
 
 
-class LetServerLeave(Struct, frozen=True, gc=False):
-    """Nothing of ours is left on a leaving server: it may stop."""
-
-    server_id: str
-
-
 class ProbeServer(Struct, frozen=True, gc=False):
     """Send a small call to a suspended server and report its end as `CallsReported`."""
 
@@ -90,10 +75,8 @@ Decision = (
     | StartEpisode
     | ContinueTurn
     | HoldTurn
-    | MoveTurn
     | CloseGroup
     | DropGroup
     | AbortEpisode
-    | LetServerLeave
     | ProbeServer
 )

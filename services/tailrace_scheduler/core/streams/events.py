@@ -26,11 +26,10 @@ class GroupOpened(Struct, frozen=True, gc=False):
     settled: tuple[int, ...] = ()
     num_valid: int = 0  # of the settled ones
     held: tuple[int, ...] = ()  # members that a worker plays already: they do not start again
-    manual: bool = False  # members start only after `EpisodeReady`
 
 
 class EpisodeReady(Struct, frozen=True, gc=False):
-    """A member must start (again): it was lost, or its group is `manual`."""
+    """A member must start (again): it was lost."""
 
     episode_id: str
 
@@ -132,7 +131,8 @@ class ServerGone(Struct, frozen=True, gc=False):
 
 
 class ServerLeaving(Struct, frozen=True, gc=False):
-    """A server announced that it leaves. It gets nothing more; its episodes continue elsewhere."""
+    """A server announced that it leaves: it gets nothing more. Its running turns end there, by
+    themselves or aborted with their tokens kept, and their episodes ask for another server."""
 
     server_id: str
 
@@ -163,34 +163,23 @@ class GroupsTaken(Struct, frozen=True, gc=False):
     group_ids: tuple[str, ...]
 
 
-class GroupsReturned(Struct, frozen=True, gc=False):
-    """Taken groups that no step trained (the learner died): they are offered again."""
-
-    group_ids: tuple[str, ...]
-
-
 class GroupsDropped(Struct, frozen=True, gc=False):
-    """The learner gave groups up: no step will train them."""
+    """No step will train these groups: a `DropGroup` was carried out, or the learner gave them up."""
 
     group_ids: tuple[str, ...]
 
 
 class StepDone(Struct, frozen=True, gc=False):
-    """The learner finished optimizer step number `optimizer_step` (the first is 1)."""
+    """The learner finished optimizer step number `optimizer_step` (the first: 1) with what it took."""
 
     optimizer_step: int
     num_trained_tokens: int = 0
     num_masked_tokens: int = 0
 
 
-class AdmissionReturned(Struct, frozen=True, gc=False):
-    """Groups of an `AdmitGroups` that will not be opened (no task is left)."""
-
-    num_groups: int
-
-
 class AdmissionBounded(Struct, frozen=True, gc=False):
-    """Bounds of admission that others set: `last_step` (a pinned evaluation follows it), weights."""
+    """Bounds of admission that others set: no group is admitted for a step after `last_step`, where a
+    pinned evaluation follows or a run has not begun, and `max_staleness` 0 waits for the weights."""
 
     last_step: int
     newest_policy_version: int = -1
@@ -214,9 +203,7 @@ Event = (
     | ContextLimited
     | CallsReported
     | GroupsTaken
-    | GroupsReturned
     | GroupsDropped
     | StepDone
     | AdmissionBounded
-    | AdmissionReturned
 )

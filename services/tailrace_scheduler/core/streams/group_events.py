@@ -1,12 +1,12 @@
 """Groups and episodes of the core: the state, and the events of groups."""
 
-import sys
 from collections.abc import Callable, Mapping
 
 from tailrace_scheduler.core.streams import events as ev
 from tailrace_scheduler.core.streams import ledger
 from tailrace_scheduler.core.streams.ages import Ages
 from tailrace_scheduler.core.streams.closing import CloseRule
+from tailrace_scheduler.core.streams.credit import StalenessCredit
 from tailrace_scheduler.core.streams.lengths import TagLengths
 from tailrace_scheduler.core.streams.placement import KvPlacement, PlacementRule
 from tailrace_scheduler.core.streams.records import StreamEpisode, StreamGroup, StreamServer
@@ -28,6 +28,7 @@ class GroupEvents:
         self._settings = settings
         self.servers = ServerBook(settings.engine)
         self.placement: PlacementRule = (placement or KvPlacement)(self.servers.servers)
+        self.credit = StalenessCredit(settings)
         self.ages = Ages(settings)
         self.closing = CloseRule(settings, self.ages)
         self.queue = StartQueue()
@@ -39,17 +40,9 @@ class GroupEvents:
         self.taken: dict[str, StreamGroup] = {}  # by the learner, not trained
         self.answers: list[tuple[str, str]] = []  # turns that stay: episode id, server id
         self.new_holds: list[StreamEpisode] = []
-        self.credit_changed = True
-        self.num_open_train = 0
-        self.num_promised = 0  # groups of `AdmitGroups` that are not open yet
-        self.ready_bytes = 0
-        self.mean_group_bytes = 0.0
-        self.last_step = sys.maxsize
-        self.newest_policy_version = -1
         self._lengths: dict[str, TagLengths] = {}
         self._num_groups = 0
         self._gone: dict[str, None] = {}  # the last groups that ended: late news of them is void
-        self._leaving: list[StreamServer] = []  # with turns that have not moved
 
     def lengths_of(self, tag: str) -> TagLengths:
         """Return the statistics of a tag."""
@@ -76,16 +69,10 @@ class GroupEvents:
         self._num_groups += 1
         group.absent.update(event.held)
         self.groups[event.group_id] = group
-        if event.phase == "train":
-            self.num_open_train += 1
-            self.num_promised = max(self.num_promised - 1, 0)
-            if event.version >= 0:
-                self.ages.sampled(group, event.version)
-        self.credit_changed = True
-        if event.manual:
-            group.next_member = event.num_members
-        else:
-            self.queue.add_group(group)
+        self.credit.opened(event.group_id, event.phase, event.min_valid)
+        if event.phase == "train" and event.version >= 0:
+            self.ages.sampled(group, event.version)
+        self.queue.add_group(group)
 
     def episode_ready(self, event: ev.EpisodeReady, now_s: float) -> None:
         """Let a member start (again)."""
@@ -100,21 +87,17 @@ class GroupEvents:
 
     def group_complete(self, event: ev.GroupComplete, now_s: float) -> None:
         """All members settled: the group waits for the learner, or is of no use."""
+        self.credit.complete(event.group_id, event.num_valid, event.num_bytes)
         group = self.groups.get(event.group_id)
         if group is None or group.state != "open":
             return
         for member in list(group.live):
             self._end(group.episode_id(member), group, member)
-        self.credit_changed = True
-        if group.phase == "train":
-            self.num_open_train -= 1
         if group.phase != "train" or event.num_valid < group.min_valid:
             self.ages.forget(group)
             self._delete(event.group_id)
             return
-        group.state, group.num_valid, group.num_bytes = "ready", event.num_valid, event.num_bytes
-        self.ready_bytes += event.num_bytes
-        self.mean_group_bytes += 0.1 * (event.num_bytes - self.mean_group_bytes)
+        group.state, group.num_valid = "ready", event.num_valid
         if event.oldest_version >= 0:
             self.ages.sampled(group, event.oldest_version)
         self.ages.ready(group)
@@ -123,17 +106,13 @@ class GroupEvents:
         """Forget a group that may not be trained."""
         for member in list(group.live):
             self._end(group.episode_id(member), group, member, forget=False)
-        if group.state == "ready":
-            self.ready_bytes -= group.num_bytes
-        else:
-            self.num_open_train -= 1
         self.ages.forget(group)
         group.cut.update(range(group.num_members))
         self._delete(group.group_id)
-        self.credit_changed = True
 
     def groups_taken(self, event: ev.GroupsTaken, now_s: float) -> None:
         """The learner has them."""
+        self.credit.taken(event.group_ids)
         for group_id in event.group_ids:
             group = self.groups.get(group_id)
             if group is not None and group.state == "ready":
@@ -142,50 +121,34 @@ class GroupEvents:
                 self.taken[group_id] = group
         self.ages.blocked_slots = 0
 
-    def groups_returned(self, event: ev.GroupsReturned, now_s: float) -> None:
-        """Offer them again."""
-        for group_id in event.group_ids:
-            group = self.taken.pop(group_id, None)
-            if group is not None:
-                group.state = "ready"
-                self.ages.sampled(group, group.version)
-                self.ages.ready(group)
-        self.credit_changed = True
-
     def groups_dropped(self, event: ev.GroupsDropped, now_s: float) -> None:
         """Forget them."""
+        self.credit.dropped(event.group_ids)
         for group_id in event.group_ids:
             group = self.groups.get(group_id)
             if group is not None and group.state == "ready":
                 self.drop(group)
 
     def step_done(self, event: ev.StepDone, now_s: float) -> None:
-        """The oldest taken groups are trained."""
+        """The groups that the learner took are trained."""
         if event.optimizer_step <= self.ages.step:
             return
-        for group_id in list(self.taken)[: self._settings.groups_per_step]:
-            self.ready_bytes -= self.taken.pop(group_id).num_bytes
+        self.credit.stepped(event.optimizer_step)
+        for group_id in self.taken:
             self._delete(group_id)
+        self.taken.clear()
         self.ages.next_step(event.optimizer_step, now_s)
         self.closing.next_step(event.num_trained_tokens)
-        self.credit_changed = True
 
     def admission_bounded(self, event: ev.AdmissionBounded, now_s: float) -> None:
         """Set bounds of admission."""
-        self.last_step = event.last_step
-        self.newest_policy_version = event.newest_policy_version
-        self.credit_changed = True
+        self.credit.bounded(event)
 
     def _delete(self, group_id: str) -> None:
         del self.groups[group_id]
         self._gone[group_id] = None
         if len(self._gone) > REMEMBERED_GROUPS:
             del self._gone[next(iter(self._gone))]
-
-    def admission_returned(self, event: ev.AdmissionReturned, now_s: float) -> None:
-        """Promised groups will not come."""
-        self.num_promised = max(self.num_promised - event.num_groups, 0)
-        self.credit_changed = True
 
     # Shared with the events of episodes.
 

@@ -62,7 +62,7 @@ def trim(server: StreamServer, now_s: float) -> bool:
         return False
     if server.trimmed_s >= 0:
         cost = server.model.restore_s if server.model.host_kv_tokens else server.model.e_s
-        share = cost * server.recomputed / (elapsed * max(server.speed, 1e-6))
+        share = cost * server.recomputed / (elapsed * max(server.raw_speed, 1e-6))
         server.recompute_share += 0.2 * (share - server.recompute_share)
     server.trimmed_s, server.recomputed, refused = now_s, 0, server.refused
     server.refused = False
@@ -172,7 +172,7 @@ def worth_s(server: StreamServer) -> float:
     model = server.model
     cost = model.restore_s if model.host_kv_tokens else model.e_s
     step = model.step_s(server.num_running, server.kv_used)
-    return cost * model.kv_tokens / (model.a_s / step)
+    return cost * model.kv_tokens / (model.a_s / step) / server.raw_speed
 
 
 def _step(server: StreamServer) -> float:

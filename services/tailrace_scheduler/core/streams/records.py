@@ -36,7 +36,6 @@ class StreamGroup:
     state: GroupState = "open"
     cut: set[int] = field(default_factory=set)  # members told to end early
     num_valid: int = 0
-    num_bytes: int = 0
     done_tokens: float = 0.0  # sampled by members that ended
     old_tokens: float = 0.0  # sampled before the first step after its first start
     settled: set[int] = field(default_factory=set)
@@ -80,7 +79,6 @@ class StreamEpisode:
     prefilled: float = 0.0
     context_sum: float = 0.0  # of context lengths over sampled tokens
     avoids: str = ""  # server that failed it
-    moves_from: str = ""  # leaving server where its turn still runs
     ticket: int = -1  # of its place in the queue; another one there is dead
 
     def sampled_by(self, now_s: float) -> float:
@@ -115,7 +113,7 @@ class StreamServer:
     clock_s: float = 0.0  # time of `clock`
     tokens_per_s: float = 0.0
     step_s: float = 0.0
-    raw_speed: float = 1.0  # predicted / measured step time
+    raw_speed: float = 1.0  # predicted / measured step time: model seconds in one of its own
     speed: float = 1.0  # relative to the median server
     num_running: int = 0
     num_waiting: int = 0

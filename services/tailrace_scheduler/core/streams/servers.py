@@ -106,10 +106,14 @@ class ServerBook:
         )
 
     def lost_rate(self, is_queue_waiting: bool) -> float:
-        """Return the engine seconds lost each second since no work waits for room (rule F)."""
+        """Return the engine seconds lost each second since no work waits for room (rule F).
+
+        They are those of the engine model, in which work is priced: a server that is twice as fast as
+        the model loses two of them in a second.
+        """
         present = [one for one in self.servers.values() if one.is_usable]
-        total = sum(one.speed for one in present)
-        used = sum(one.speed * min(_useful(one), 1.0) for one in present if one.num_running)
+        total = sum(one.raw_speed for one in present)
+        used = sum(one.raw_speed * min(_useful(one), 1.0) for one in present if one.num_running)
         if total <= 0:
             return 0.0
         if is_queue_waiting:

@@ -11,8 +11,8 @@ StalePolicy = Literal["mask", "drop", "wait", "close", "auto"]
 class EngineModel(Struct, frozen=True, kw_only=True):
     """Cost of one inference server. A decode step takes `a_s + c_s * batch + d_s * kv_tokens` seconds.
 
-    The defaults stand for a model of 7 to 8 billion parameters on one 80 GB GPU; `tailrace simulate
-    calibrate` measures them. Reports of the servers replace K, R and the host memory.
+    The defaults stand for a model of 7 to 8 billion parameters on one 80 GB GPU. Reports of the servers
+    replace K, R and the host memory, and their measured step times scale the costs.
     """
 
     a_s: float = 7.5e-3  # of every step
@@ -51,6 +51,7 @@ class StreamSettings(Struct, frozen=True, kw_only=True):
     policy: StalePolicy = "auto"
     context_limit: int = 32_768  # tokens of the longest episode; expected lengths start from it
     max_waste: float = 0.05  # share of tokens that closing may throw away
-    max_buffered_groups: int = 1 << 20
+    max_buffered_groups: int = 0  # 0: no bound
     max_buffered_bytes: int = 1 << 62
+    group_bytes: float = 0.0  # expected size of a group; 0: not known before the first one closes
     engine: EngineModel = EngineModel()

@@ -52,6 +52,13 @@ def test_the_newest_request_is_preempted_and_prefilled_again() -> None:
     assert engine.recomputed == engine.kv == 1500
 
 
+def test_prefixes_of_ended_episodes_stay_until_others_need_their_room() -> None:
+    world = World(SimSettings(**SMALL), BUILT_IN["logn"])  # type: ignore[arg-type]
+    world.run()
+    _, num_running, used = world.timeline[-1]
+    assert min(used) > 0.9, (num_running, used)
+
+
 def test_idle_prefixes_leave_least_recently_used_first() -> None:
     engine = SimEngine("s0", EngineModel(kv_tokens=3000))
     for name in ("a", "b"):

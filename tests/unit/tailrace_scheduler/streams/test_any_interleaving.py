@@ -74,8 +74,6 @@ class FakeCluster(RuleBasedStateMachine):
                 group, member = self.split(one)
                 assert (server in self.up, self.groups[group][member]) == (True, "ask")
                 self.groups[group][member], self.where[one] = "run", server
-            case de.MoveTurn(episode_id=one, server_id=server):
-                self.where[one] = server
             case de.CloseGroup(group_id=group, members=members):
                 for member in members:
                     self.closed[group, member] += 1
@@ -84,6 +82,7 @@ class FakeCluster(RuleBasedStateMachine):
                 self.groups.pop(group, None)
                 if group in self.ready:
                     self.ready.remove(group)
+                self.tell(ev.GroupsDropped((group,)))
 
     def split(self, episode_id: str) -> tuple[str, int]:
         group, _, member = episode_id.rpartition(".")
@@ -203,12 +202,21 @@ class FakeCluster(RuleBasedStateMachine):
     def a_server_goes(self, server: str, leaves: bool) -> None:
         self.up.discard(server)
         self.tell(ev.ServerLeaving(server) if leaves else ev.ServerGone(server))
+        if not leaves:
+            self.lose_turns(server)
+
+    def lose_turns(self, server: str) -> None:
         for one in self.episodes("run"):
             if self.where[one] == server:
                 group, member = self.split(one)
                 self.groups[group][member] = "ask"
                 self.tell(ev.TurnAsked(one, self.context[one], server, failed=True))
-        self.tell(ev.ServerGone(server))
+
+    @rule(server=st.sampled_from(SERVERS))
+    def a_server_has_left(self, server: str) -> None:
+        if server not in self.up:
+            self.tell(ev.ServerGone(server))
+            self.lose_turns(server)
 
     @rule(server=st.sampled_from(SERVERS))
     def a_server_joins(self, server: str) -> None:

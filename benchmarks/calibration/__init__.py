@@ -1,0 +1,1 @@
+"""One workload in the simulator and on real services with an engine that computes nothing."""
