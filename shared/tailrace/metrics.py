@@ -29,6 +29,10 @@ LOOP_DELAY_SECONDS = Histogram(
     "Lateness of a timer, four times a second: work that blocks the event loop makes it late.",
     buckets=(0.001, 0.005, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 20.0),
 )
+WORST_LOOP_DELAY_SECONDS = Gauge(
+    "tailrace_runtime_event_loop_worst_delay_seconds",
+    "Greatest lateness of that timer since the process started.",
+)
 SPANS = Counter(
     "tailrace_tracing_spans",
     "Finished spans, or traces of MLflow, by receiver (otlp, mlflow) and result: sent, dropped for "

@@ -59,15 +59,27 @@ class Scorer:
         except ComponentFailedError as error:
             return Score(item.episode_id, error=CallError(CallErrorCode.INTERNAL, str(error)))
         reward = sum(entry.weight * components[entry.name] for entry in self._entries)
+        if not math.isfinite(reward):
+            reason = f"the weighted sum of {components} is {reward}: lower reward.rewards[].weight"
+            return Score(item.episode_id, error=CallError(CallErrorCode.INTERNAL, reason))
         return Score(item.episode_id, reward, components)
 
     async def _component(self, entry: RewardEntry, item: ScoreItem) -> float:
         if entry.kind == "env_return":
-            return math.fsum(item.turn_rewards)
+            return _sum(entry.name, item.turn_rewards)
         value = await self._components[entry.name].score(item)
         if not math.isfinite(value):
             raise ComponentFailedError(entry.name, f"returned {value}")
         return value
+
+
+def _sum(name: str, turn_rewards: Sequence[float]) -> float:
+    try:
+        return math.fsum(turn_rewards)
+    except (OverflowError, ValueError) as error:
+        raise ComponentFailedError(
+            name, f"the sum of the turns' rewards is not finite: {error}"
+        ) from error
 
 
 def _is_void(task: asyncio.Task[Score]) -> bool:

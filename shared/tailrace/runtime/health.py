@@ -102,10 +102,14 @@ def announced(port: int, run: str, service: str, instance_id: str) -> Iterator[N
 async def watch_loop_delay() -> None:
     """Measures for ever how late the event loop runs a timer."""
     loop = asyncio.get_running_loop()
+    worst_s = 0.0
     while True:
         due_s = loop.time() + _TIMER_S
         await asyncio.sleep(_TIMER_S)
-        metrics.LOOP_DELAY_SECONDS.observe(max(0.0, loop.time() - due_s))
+        delay_s = max(0.0, loop.time() - due_s)
+        worst_s = max(worst_s, delay_s)
+        metrics.LOOP_DELAY_SECONDS.observe(delay_s)
+        metrics.WORST_LOOP_DELAY_SECONDS.set(worst_s)
 
 
 def _port(text: str) -> int:

@@ -54,6 +54,18 @@ async def test_components_are_weighted_and_kept_unweighted() -> None:
 
 
 @pytest.mark.parametrize(
+    ("weight", "reason"), [(1.0, "not finite"), (1e10, "weighted sum")], ids=["turns", "components"]
+)
+async def test_rewards_whose_sum_is_infinite_are_an_error(weight: float, reason: str) -> None:
+    scorer = Scorer((RewardEntry(name="env", weight=weight),))
+    rewards = (1e308, 1e308) if weight == 1.0 else (1e308,)
+    (score,) = await scorer.score([item(rewards=rewards)])
+    assert score.error is not None
+    assert reason in score.error.reason
+    assert score.reward == 0.0
+
+
+@pytest.mark.parametrize(
     ("function", "reason"), [("m:bad", "raised ValueError: no"), ("m:nan", "returned nan")]
 )
 async def test_a_failing_component_leaves_no_reward_at_all(function: str, reason: str) -> None:

@@ -1,0 +1,1 @@
+"""Fuzzing of every boundary: `make fuzz`, or `python -m tests.fuzz --help`."""
