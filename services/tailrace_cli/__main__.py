@@ -23,6 +23,8 @@ from tailrace_cli.commands.import_config import write as write_config
 from tailrace_cli.commands.init import init as init_example
 from tailrace_cli.commands.report import report as write_report
 from tailrace_cli.commands.simulate import simulate as simulate_clusters
+from tailrace_cli.commands.submit import GivenExperiment, Wanted
+from tailrace_cli.commands.submit import submit as submit_run
 from tailrace_cli.commands.sweep import commands_of, sweep_runs
 from tailrace_cli.commands.sweep import sweep as run_sweep
 from tailrace_cli.commands.tools import app as tools_app
@@ -32,6 +34,7 @@ from tailrace_cli.commands.why import why as explain_time
 from tailrace_cli.console import plain_console
 from tailrace_cli.experiment import Experiment, load, locate
 from tailrace_cli.reference import is_key
+from tailrace_cli.submission.cluster import Cluster
 from tailrace_cli.validation import check_experiment
 
 app = typer.Typer(
@@ -171,6 +174,30 @@ def up(
     loaded = _experiment(experiment, overrides, config_path, config_name)
     loaded, num_gpus = prepare_run_dir(loaded, console, overwrite=overwrite)
     keep_up(loaded, console, _attachment(attach, overwrite), num_gpus)
+
+
+@app.command()
+def submit(
+    context: Annotated[str, typer.Option(help="Context of the kubeconfig.")],
+    experiment: ExperimentArgument = None,
+    overrides: Overrides = None,
+    namespace: run_commands.Namespace = "",
+    release: Annotated[str, typer.Option(help="The standing release.")] = "shared",
+    name: Annotated[str, typer.Option(help="Name of the run's release; default: exp_name.")] = "",
+    values: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Values of the chart; may be repeated.")
+    ] = None,
+    kubeconfig: run_commands.Kubeconfig = "",
+) -> None:
+    """Submit an experiment to a standing release on Kubernetes (docs/kubernetes.md).
+
+    `tailrace status`, `logs` and `stop` follow it with the same --context.
+    """
+    path = locate(experiment, None, None)
+    loaded = load(path, overrides or [])
+    cluster = Cluster(context, namespace, kubeconfig)
+    source = GivenExperiment(loaded, path, overrides or [])
+    submit_run(source, Wanted(release, name, values or []), cluster, console)
 
 
 @app.command()

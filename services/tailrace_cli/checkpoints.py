@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tailrace.chat.model_files import read_model_card
 from tailrace.config import ConfigError, RunConfig
+from tailrace.object_store import fetched, is_url
 from tailrace_cli.experiment import Experiment
 from tailrace_protos.weights import ModelCard
 
@@ -46,10 +47,12 @@ def model_folder(experiment: Experiment, checkpoint: str) -> Path:
     """The folder of `--checkpoint`, else of the run's newest checkpoint, else of `pretrain`."""
     run = experiment.run
     if checkpoint:
-        return Path(checkpoint)
+        return fetched(checkpoint, "--checkpoint") if is_url(checkpoint) else Path(checkpoint)
     try:
         return newest_checkpoint(run.run_dir)
     except ConfigError:
+        if is_url(run.pretrain):
+            return fetched(run.pretrain, "pretrain")
         if run.pretrain:
             return Path(run.pretrain)
         raise

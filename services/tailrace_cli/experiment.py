@@ -99,7 +99,7 @@ def locate(experiment: str | None, config_path: str | None, config_name: str | N
 def load(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Compose, decode and cross-check the experiment at `path`; raises `ConfigError`."""
     source = str(path) if not overrides else f"{path} with {' '.join(overrides)}"
-    content = _compose(path, overrides)
+    content = composed(path, overrides)
     section = content.get("cluster")
     limit_s = section.get("check_timeout_s") if isinstance(section, dict) else None
     with importable_from(path.parent), _time_limit(limit_s or ClusterConfig().check_timeout_s):
@@ -205,10 +205,11 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
 
 
-def _compose(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    composed = compose_file(path, [_forced(override, path.parent) for override in overrides])
+def composed(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """Content of the file with `overrides`, as it is given, without defaults; raises `ConfigError`."""
+    found = compose_file(path, [_forced(override, path.parent) for override in overrides])
     try:
-        content = OmegaConf.to_container(composed, resolve=True)
+        content = OmegaConf.to_container(found, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not content:

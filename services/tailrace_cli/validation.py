@@ -6,6 +6,7 @@ from pathlib import Path
 from tailrace.chat import check_parser_names
 from tailrace.chat.model_files import model_folder
 from tailrace.config import ConfigError, InvalidConfigError
+from tailrace.object_store import is_url
 from tailrace_agents.config import check_with_run as check_agents
 from tailrace_cli.cluster.placement import GpuDemand, PlacementError, place
 from tailrace_cli.experiment import Experiment, count_gateways
@@ -14,16 +15,21 @@ from tailrace_learner.config import check_with_run
 from tailrace_scheduler.config import check_capacity
 
 
-def check_experiment(experiment: Experiment) -> None:
-    """Raises `InvalidConfigError` if sections contradict each other; loads nothing."""
-    if problems := problems_of(experiment):
+def check_experiment(experiment: Experiment, *, elsewhere: bool = False) -> None:
+    """Raises `InvalidConfigError` if sections contradict each other; loads nothing.
+
+    `elsewhere`: the run will be on other machines, whose paths and devices are not checked.
+    """
+    if problems := problems_of(experiment, elsewhere=elsewhere):
         raise InvalidConfigError(experiment.source, problems)
 
 
-def problems_of(experiment: Experiment) -> list[str]:
+def problems_of(experiment: Experiment, *, elsewhere: bool = False) -> list[str]:
     """All contradictions between sections, a line for each."""
     problems: list[str] = []
     for check in _CHECKS:
+        if elsewhere and check in _OF_THIS_MACHINE:
+            continue
         try:
             check(experiment)
         except ValueError as error:
@@ -200,7 +206,11 @@ def _check_rows_are_scored(experiment: Experiment) -> None:
 
 def _check_resume(experiment: Experiment) -> None:
     resume = experiment.run.resume_from_checkpoint
-    if isinstance(resume, str) and not (Path(resume) / "run_state.json").is_file():
+    if (
+        isinstance(resume, str)
+        and not is_url(resume)
+        and not (Path(resume) / "run_state.json").is_file()
+    ):
         raise ConfigError(
             f"{experiment.source}: resume_from_checkpoint: {resume} is no checkpoint (it holds no "
             "run_state.json): name a folder checkpoints/step_<N>, or use true for the newest"
@@ -224,3 +234,4 @@ _CHECKS: tuple[Callable[[Experiment], None], ...] = (
     lambda experiment: check_with_run(experiment.learner, experiment.run),
     lambda experiment: check_agents(experiment.agents, experiment.run),
 )
+_OF_THIS_MACHINE = (_check_model, _check_gpus, _check_resume)

@@ -22,9 +22,11 @@ from tailrace.clock import SystemClock
 from tailrace.config import ConfigError, RunConfig
 from tailrace.device_turn import DeviceTurn
 from tailrace.log import get_logger
+from tailrace.object_store import fetched, is_url
 from tailrace.runtime import Args, Service, StopService, run_with_args, serve
 from tailrace.store import Blobs, Outbox, TrajectoryBuffer, Versions, connect
 from tailrace.weights import WeightPublisher
+from tailrace_learner.adapters.checkpoint_copies import CheckpointCopies
 from tailrace_learner.adapters.checkpoints import (
     Checkpoint,
     CheckpointFolder,
@@ -77,7 +79,9 @@ class _Process:
             SERVICE, args.run, args.endpoints, instance_id=args.instance_id, drain_s=self.config.drain_s
         )
         self.compute = ComputeThread(self.config.num_threads)
-        self.folder = CheckpointFolder(self.run.run_dir)
+        url = self.config.checkpoint_url
+        copies = CheckpointCopies(url, self.run.exp_name) if url else None
+        self.folder = CheckpointFolder(self.run.run_dir, copies)
         self.service.on_start(self.start)
 
     async def start(self) -> None:
@@ -91,7 +95,7 @@ class _Process:
         self.blobs, self.versions = Blobs(redis, name), Versions(redis, name)
         self.turn = await self.first_turn()
         known = {lineage for lineage, _ in (await self.versions.all()).values()}
-        checkpoint = self.find_checkpoint(known)
+        checkpoint = await asyncio.to_thread(self.find_checkpoint, known)
         learner = await self.prepare(checkpoint)
         state = learner.state
         if checkpoint is not None:
@@ -130,12 +134,16 @@ class _Process:
         """Find the checkpoint to continue from, if any; `known`: lineages of this run in Redis."""
         self.folder.sweep()
         resume = self.run.resume_from_checkpoint
+        if known or resume is True:
+            self.folder.restore(known or None)
         found = self.folder.newest(known)
         match origin(resume, has_saved=found is not None):
             case Origin.LIVE | Origin.NEW:
                 pass
             case Origin.NAMED:
-                found = read_checkpoint(Path(str(resume)))
+                name = str(resume)
+                path = fetched(name, "resume_from_checkpoint") if is_url(name) else Path(name)
+                found = read_checkpoint(path)
             case Origin.NEWEST:
                 found = self.folder.newest()
                 if found is None and not known:

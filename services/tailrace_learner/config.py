@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from tailrace.config import Config, RunConfig
+from tailrace.object_store import is_url
 from tailrace.processor import CpuMatmul
 from tailrace_learner.config_algorithm import AlgorithmConfig
 from tailrace_learner.config_checks import (
@@ -126,6 +127,11 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
     """Seconds after SIGTERM or Ctrl-C to end the computation in progress and to save a checkpoint. Then
     the process ends without one."""
 
+    checkpoint_url: str = ""
+    """URL of an object store (`s3://bucket/runs`) that gets a copy of every checkpoint, in
+    `<checkpoint_url>/<exp_name>/step_<N>/`. Groups are released once the copy is complete. A learner
+    whose run directory is lost continues from it. Empty: none. `s3://` needs the extra `s3`."""
+
     num_threads: int = 1
     """Threads that torch may use on the CPU. More than one helps only where cores are idle."""
 
@@ -206,6 +212,11 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
         check_roles(self, self.reference, self.critic, self.strategy_args)
         if self.max_mismatch is not None and not self.max_mismatch > 0:
             raise ValueError("max_mismatch must be positive, or null to let servers be")
+        if self.checkpoint_url and not is_url(self.checkpoint_url):
+            raise ValueError(
+                f"checkpoint_url {self.checkpoint_url!r} is no URL: give one like s3://bucket/runs "
+                "(output_dir is the folder on a disk)"
+            )
         if self.drain_s <= 0:
             raise ValueError("drain_s must be positive")
         if self.min_tokens_per_micro_batch > self.max_tokens_per_micro_batch:

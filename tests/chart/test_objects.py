@@ -100,6 +100,24 @@ def test_grace_exceeds_the_drain_of_each_service(everything: Any) -> None:
     assert seconds(everything["StatefulSet", "demo-learner"]) >= 60
 
 
+def test_grace_follows_the_drain_of_experiment_and_pool(render: Render) -> None:
+    drains = {"learner": {"drain_s": 300}, "agents": {"drain_s": 100.5}}
+    pools = {"default": {"replicas": 1}, "slow": {"replicas": 1, "overrides": {"drain_s": 200}}}
+    objects = render("laptop-cpu", {"experiment": drains, "inference": {"pools": pools}})
+    assert seconds(objects["StatefulSet", "demo-learner"]) == 315
+    assert seconds(objects["Deployment", "demo-agents"]) == 116
+    assert seconds(objects["StatefulSet", "demo-inference-slow"]) == 215
+    assert seconds(objects["StatefulSet", "demo-inference-default"]) == 60
+    assert seconds(objects["Deployment", "demo-scheduler"]) == 60
+    longer = render("laptop-cpu", {"agents": {"terminationGracePeriodSeconds": 500}})
+    assert seconds(longer["Deployment", "demo-agents"]) == 500
+
+
+def test_a_checkpoint_is_saved_before_a_large_learner_ends(render: Render) -> None:
+    for name, drain_s in (("node-8gpu", 240), ("cluster-64gpu", 600)):
+        assert seconds(render(name)["StatefulSet", "demo-learner"]) == drain_s + 15
+
+
 def test_the_gateway_leaves_its_service_before_it_drains(everything: Any) -> None:
     lifecycle = container_of(everything["Deployment", "demo-gateway"])["lifecycle"]
     assert lifecycle["preStop"]["exec"]["command"][0] == "sleep"
@@ -274,6 +292,40 @@ def test_an_own_claim_replaces_ours(render: Render) -> None:
     assert ("PersistentVolumeClaim", "demo-runs") not in objects
     volumes = {each["name"]: each for each in pod_of(objects["StatefulSet", "demo-learner"])["volumes"]}
     assert volumes["runs"]["persistentVolumeClaim"]["claimName"] == "mine"
+
+
+def test_an_object_store_is_reached_by_learner_and_reward_with_credentials_in_a_file(
+    render: Render,
+) -> None:
+    store = {"credentialsSecret": "keys", "endpoint": "http://minio.data:9000", "region": "eu"}
+    objects = render("laptop-cpu", {"storage": {"objectStore": store, "state": "40Gi"}})
+    learner = objects["StatefulSet", "demo-learner"]
+    env = {each["name"]: each.get("value") for each in container_of(learner)["env"]}
+    assert env["AWS_SHARED_CREDENTIALS_FILE"] == "/etc/tailrace-store/credentials"
+    assert (env["AWS_ENDPOINT_URL"], env["AWS_DEFAULT_REGION"]) == ("http://minio.data:9000", "eu")
+    volumes = {each["name"]: each for each in pod_of(learner)["volumes"]}
+    assert volumes["store"]["secret"]["secretName"] == "keys"
+    assert volumes["state"]["emptyDir"]["sizeLimit"] == "40Gi"
+    reached = {
+        name
+        for (kind, name), each in objects.items()
+        if kind == "NetworkPolicy" and {"port": 9000, "protocol": "TCP"} in
+        [port for rule in each["spec"].get("egress") or () for port in rule.get("ports", ())]
+    }  # fmt: skip
+    assert reached == {"demo-learner", "demo-reward"}
+    for (kind, name), each in objects.items():
+        if kind in ("Deployment", "StatefulSet") and name not in ("demo-learner", "demo-reward"):
+            assert "tailrace-store" not in json.dumps(each)
+
+
+def test_a_url_in_the_experiment_opens_the_way_to_the_store(render: Render) -> None:
+    def ports(*changes: dict[str, Any]) -> list[Any]:
+        rules = render("laptop-cpu", *changes)["NetworkPolicy", "demo-learner"]["spec"]["egress"]
+        return [rule["ports"] for rule in rules if "to" not in rule]
+
+    assert ports() == []
+    url = {"experiment": {"learner": {"checkpoint_url": "s3://bucket/runs"}}}
+    assert ports(url) == [[{"port": 443, "protocol": "TCP"}]]
 
 
 def test_models_are_mounted_read_only(render: Render) -> None:

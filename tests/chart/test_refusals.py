@@ -32,7 +32,6 @@ WRONG = {
     "experiment: nested": ({"experiment": {"learner": {"strategy_args": {"ranks": 2}}}}, "ranks"),
     "epochs": ({"experiment": {"num_epochs": 2}}, "num_epochs"),
     "no run's name": ({"experiment": {"exp_name": ""}}, "exp_name"),
-    "standing without runs": ({"mode": "standing"}, "standing.runs"),
     "run name": ({"mode": "standing", "standing": {"runs": ["a b"]}}, "runs"),
     "broadcast beside TLS": (
         {"tls": {"enabled": True}, "experiment": {"weight_sync": {"transport": "broadcast"}}},
@@ -45,7 +44,8 @@ WRONG = {
     "brought secrets without servers": ({"credentials": {"existingSecrets": True}}, "existingSecrets"),
     "short grace": ({"agents": {"terminationGracePeriodSeconds": 8}}, "terminationGracePeriodSeconds"),
     "grace below the experiment's drain": (
-        {"experiment": {"inference": {"drain_s": 300}}},
+        {"experiment": {"inference": {"drain_s": 300}},
+         "inference": {"pools": {"default": {"terminationGracePeriodSeconds": 90}}}},
         "inference-default.terminationGracePeriodSeconds",
     ),
     "nodes": ({"learner": {"nodes": 2}}, "learner.nodes"),
@@ -64,6 +64,14 @@ WRONG = {
         {"experiment": {"agents": {"workflow": {"agent": "m.Agent"}}}}, "gateway.enabled",
     ),
     "GPU for a CPU engine": ({"inference": {"pools": {"default": {"gpus": 1}}}}, "gpus"),
+    "GPUs beside the parallel sizes": (
+        {"inference": {"pools": {"default": {"gpus": 4, "image": "inference-vllm"}}},
+         "experiment": {"inference": {"device": "cuda", "engine": "vllm", "tensor_parallel_size": 8}}},
+        "inference.pools.default.gpus is 4",
+    ),
+    "image of another engine": (
+        {"experiment": {"inference": {"engine": "sglang"}}}, "take inference-sglang",
+    ),
     "two sources of code": (
         {"userCode": {"git": {"url": "u", "image": "i"}, "image": {"name": "n"}}}, "userCode",
     ),

@@ -64,6 +64,28 @@ def test_standing_servers_know_the_users_of_every_run(render: Render) -> None:
     assert {name for kind, name in objects if kind == "StatefulSet"} == {"demo-nats", "demo-redis"}
 
 
+def test_standing_servers_without_names_serve_any_run(render: Render) -> None:
+    objects = render("laptop-cpu", {"mode": "standing"})
+    config = json.loads(objects["Secret", "demo-nats-config"]["stringData"]["nats.conf"])
+    users = {each["user"]: each["permissions"] for each in config["authorization"]["users"]}
+    assert "*.scheduler.lease" in users["agents"]["publish"]["allow"]
+    assert "$JS.API.CONSUMER.MSG.NEXT.*.>" in users["agents"]["publish"]["allow"]
+    assert "*.scheduler.>" not in users["agents"]["subscribe"]["allow"]
+    assert ">" not in [right for each in users.values() for right in each["publish"]["allow"]]
+    acl = objects["Secret", "demo-redis-config"]["stringData"]["users.acl"]
+    agents = next(line for line in acl.splitlines() if line.startswith("user agents "))
+    assert {"~{*}:group:*", "%R~{*}:model_card"} <= set(agents.split())
+    assert "@RUN@" not in acl + json.dumps(config)
+
+
+def test_foreign_tool_workers_may_not_take_the_sandboxs_names(render: Render) -> None:
+    for change, run in (({}, "demo"), ({"mode": "standing"}, "*")):
+        secret = render("laptop-cpu", change)["Secret", "demo-nats-config"]
+        config = json.loads(secret["stringData"]["nats.conf"])
+        tools = next(each for each in config["authorization"]["users"] if each["user"] == "tools")
+        assert f"{run}.tool.python" in tools["permissions"]["subscribe"]["deny"]
+
+
 def test_a_run_on_standing_servers_brings_none(render: Render) -> None:
     objects = render("laptop-cpu", {"servers": {"release": "shared"}})
     assert ("StatefulSet", "demo-nats") not in objects

@@ -68,9 +68,18 @@ labels:
 {{ .Values.tls.existingSecret | default (printf "%s-tls" (include "tailrace.servers" .)) }}
 {{- end -}}
 
-{{/* Names of the runs that the servers know. */}}
+{{/* Port of the object store, if the experiment or the values name one. */}}
+{{- define "tailrace.storePort" -}}
+{{- $store := .Values.storage.objectStore -}}
+{{- if or $store.endpoint $store.credentialsSecret (regexMatch "\"(s3|gs|az|abfs)a?://" (toJson .Values.experiment)) -}}
+{{- $port := regexFind ":[0-9]+" (trimPrefix "http:" (trimPrefix "https:" $store.endpoint)) | trimPrefix ":" -}}
+{{ $port | default (ternary "80" "443" (hasPrefix "http://" $store.endpoint)) }}
+{{- end -}}
+{{- end -}}
+
+{{/* Names of the runs that the servers know; *: any. */}}
 {{- define "tailrace.runs" -}}
-{{- if eq .Values.mode "standing" }}{{ .Values.standing.runs | toJson }}{{ else }}{{ list .Values.experiment.exp_name | toJson }}{{ end -}}
+{{- if eq .Values.mode "standing" }}{{ .Values.standing.runs | default (list "*") | toJson }}{{ else }}{{ list .Values.experiment.exp_name | toJson }}{{ end -}}
 {{- end -}}
 
 {{- define "tailrace.users" -}}

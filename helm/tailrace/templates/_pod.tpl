@@ -8,11 +8,12 @@ ports: extra container ports; preStop: seconds of sleep; headless: name of the h
 {{- $defaults := $root.Values.defaults -}}
 {{- $values := .values -}}
 {{- $mounts := .mounts | default list -}}
-{{- $grace := int ($values.terminationGracePeriodSeconds | default 90) -}}
-{{- $drains := dict "agents" 5 "gateway" 15 "inference" 20 "reward" 10 "sandbox" 10 -}}
-{{- $drain := dig .service "drain_s" (get $drains .service | default 5) $root.Values.experiment -}}
-{{- if lt $grace (add (int $drain) 5 (int (.preStop | default 0)) | int) }}
-{{- fail (printf "%s.terminationGracePeriodSeconds is %d: it must exceed experiment.%s.drain_s (%d) by 5 s and preStop" .part $grace .service (int $drain)) }}
+{{- $store := $root.Values.storage.objectStore.credentialsSecret -}}
+{{- $drain := include "tailrace.drain" (dict "root" $root "service" .service "values" $values) | int -}}
+{{- $least := add $drain 5 (int (.preStop | default 0)) | int -}}
+{{- $grace := int ($values.terminationGracePeriodSeconds | default (max 60 (add $least 10))) -}}
+{{- if lt $grace $least }}
+{{- fail (printf "%s.terminationGracePeriodSeconds is %d: it must exceed experiment.%s.drain_s (%d) by 5 s and preStop; left out, it follows" .part $grace .service $drain) }}
 {{- end -}}
 metadata:
   labels:
@@ -94,6 +95,9 @@ spec:
         {{- if and (has "models" $mounts) $root.Values.storage.models.existingClaim }}
         - {name: models, mountPath: /models, readOnly: true}
         {{- end }}
+        {{- if and $store (has .service (list "learner" "reward")) }}
+        - {name: store, mountPath: /etc/tailrace-store, readOnly: true}
+        {{- end }}
         {{- if has "code" $mounts }}
         - {name: code, mountPath: /opt/user, readOnly: true}
         {{- end }}
@@ -113,7 +117,7 @@ spec:
       {{- if .stateClaim }}
       persistentVolumeClaim: {claimName: {{ .stateClaim }}}
       {{- else }}
-      emptyDir: {sizeLimit: 8Gi}
+      emptyDir: {sizeLimit: {{ $root.Values.storage.state }}}
       {{- end }}
     {{- with .shm }}
     - name: shm
@@ -126,6 +130,10 @@ spec:
     {{- if and (has "models" $mounts) $root.Values.storage.models.existingClaim }}
     - name: models
       persistentVolumeClaim: {claimName: {{ $root.Values.storage.models.existingClaim }}, readOnly: true}
+    {{- end }}
+    {{- if and $store (has .service (list "learner" "reward")) }}
+    - name: store
+      secret: {secretName: {{ $store }}, defaultMode: 0440, items: [{key: credentials, path: credentials}]}
     {{- end }}
     {{- if has "code" $mounts }}
     - name: code
@@ -142,6 +150,14 @@ spec:
         items: [{key: ca.crt, path: ca.crt}]
         defaultMode: 0444
     {{- end }}
+{{- end -}}
+
+{{/* Seconds, rounded up, that a service takes to drain: of the pool, the experiment, or the service's default. */}}
+{{- define "tailrace.drain" -}}
+{{- $known := .root.Files.Get "files/drains.json" | fromJson -}}
+{{- $drain := dig .service "drain_s" (get $known .service | default (ternary 5 20 (eq .service "cli"))) .root.Values.experiment -}}
+{{- if eq .service "inference" }}{{ $drain = dig "drain_s" $drain (.values.overrides | default dict) }}{{ end -}}
+{{ ceil $drain | int }}
 {{- end -}}
 
 {{- define "tailrace.podSecurity" -}}
@@ -241,6 +257,19 @@ topologySpreadConstraints:
 {{- with $root.Values.storage.hub.tokenSecret }}
 - name: HF_TOKEN
   valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}
+{{- end }}
+{{- end }}
+{{- if has .service (list "learner" "reward") }}
+{{- with $root.Values.storage.objectStore }}
+{{- if .credentialsSecret }}
+- {name: AWS_SHARED_CREDENTIALS_FILE, value: /etc/tailrace-store/credentials}
+{{- end }}
+{{- if .endpoint }}
+- {name: AWS_ENDPOINT_URL, value: {{ .endpoint | quote }}}
+{{- end }}
+{{- if .region }}
+- {name: AWS_DEFAULT_REGION, value: {{ .region | quote }}}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- if has "code" (.mounts | default list) }}

@@ -4,6 +4,7 @@ Invariant: nothing is touched but what begins with the run's name, and that only
 """
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 import nats.errors
@@ -75,15 +76,9 @@ async def _claim(client: Client, redis: Redis, attachment: Attachment, run: str,
     await jetstream.account_info()
     if not is_new:
         return
-    ours = {
-        subjects.episodes_stream(run),
-        subjects.events_stream(run),
-        subjects.dead_stream(run),
-        f"KV_{subjects.registry_bucket(run)}",
-    }
     streams = [info.config.name for info in await jetstream.streams_info_iterator()]
-    old_streams = sorted(ours.intersection(streams))
-    old_keys = [key async for key in redis.scan_iter(subjects.redis_prefix(run) + "*", count=1000)]
+    old_streams = sorted({*subjects.streams(run)}.intersection(streams))
+    old_keys = await keys_of(redis, run)
     if (old_streams or old_keys) and not attachment.overwrite:
         raise ConfigError(
             f"the servers of --attach hold an earlier run {run!r} ({len(old_streams)} streams, "
@@ -91,5 +86,15 @@ async def _claim(client: Client, redis: Redis, attachment: Attachment, run: str,
         )
     for stream in old_streams:
         await jetstream.delete_stream(stream)
-    for start in range(0, len(old_keys), 1000):
-        await redis.unlink(*old_keys[start : start + 1000])
+    await unlink(redis, old_keys)
+
+
+async def keys_of(redis: Redis, run: str) -> list[bytes]:
+    """All keys of a run."""
+    return [key async for key in redis.scan_iter(subjects.redis_prefix(run) + "*", count=1000)]
+
+
+async def unlink(redis: Redis, keys: Sequence[bytes]) -> None:
+    """Delete keys, a thousand at a time."""
+    for start in range(0, len(keys), 1000):
+        await redis.unlink(*keys[start : start + 1000])

@@ -89,13 +89,7 @@ Rights = tuple[list[str], list[str]]
 
 
 def _scheduler(run: str) -> Rights:
-    streams = (
-        subjects.episodes_stream(run),
-        subjects.events_stream(run),
-        subjects.dead_stream(run),
-        f"KV_{subjects.registry_bucket(run)}",
-    )
-    publish = [right for stream in streams for right in _stream(stream)]
+    publish = [right for stream in subjects.streams(run) for right in _stream(stream)]
     publish += ["$JS.API.INFO", f"{run}.episodes.*", f"{run}.dead.>", subjects.events(run)]
     publish += [subjects.run_status(run), subjects.inference_control(run, "*")]
     publish += [subjects.inference_probe(run, "*")]
@@ -166,6 +160,7 @@ def _autoscaler(run: str) -> Rights:
 
 def _cli(run: str) -> Rights:
     publish = ["$SRV.>", subjects.generate(run, "*"), *_any_tool(run)]
+    publish += [f"$JS.API.STREAM.DELETE.{stream}" for stream in subjects.streams(run)]
     return publish, [subjects.run_status(run), subjects.events(run)]
 
 
@@ -223,7 +218,8 @@ _REDIS_RIGHTS: dict[str, tuple[tuple[Script, ...], str, tuple[str, ...]]] = {
         ("versions", "quarantine:*"),
     ),
     "inference": ((), "get", ("%R model_card",)),
-    **dict.fromkeys(("sandbox", "tools", "cli"), ((), "get set", _BLOBS)),
+    **dict.fromkeys(("sandbox", "tools"), ((), "get set", _BLOBS)),
+    "cli": ((), "get set scan unlink", (*_BLOBS, "*")),  # deletes what a run leaves behind
 }  # fmt: skip
 
 

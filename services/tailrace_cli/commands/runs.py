@@ -1,6 +1,5 @@
-"""`tailrace runs`, `status`, `logs`, `stop`: runs on this machine, by name or directory."""
+"""`tailrace runs`, `status`, `logs`, `stop`: runs of this machine, or of Kubernetes (`--context`)."""
 
-import json
 import os
 import signal
 import time
@@ -13,14 +12,20 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.config import ConfigError
+from tailrace_cli.commands import submit as submitted
 from tailrace_cli.console import plain_console
+from tailrace_cli.log_text import print_log, readable
 from tailrace_cli.run_folders import RunFolder, State, find_run, runs_in
+from tailrace_cli.submission.cluster import Cluster
 from tailrace_cli.summary import last, read_health, read_metrics, summary_rows, summary_table
 
 console = plain_console()
 
 OutputDir = Annotated[str, typer.Option("--output-dir", help="Folder of the runs.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or directory.")]
+Context = Annotated[str, typer.Option(help="Context of the cluster: RUN is a submitted run there.")]
+Namespace = Annotated[str, typer.Option(help="Namespace; default: the context's.")]
+Kubeconfig = Annotated[str, typer.Option(metavar="FILE", help="Instead of the usual kubeconfig.")]
 _STYLES: dict[State, str] = {"running": "green", "failed": "red", "interrupted": "yellow"}
 _POLL_S = 0.2
 _TAIL_BYTES = 4 << 20  # of each log, from its end
@@ -55,8 +60,17 @@ def _shown(value: float | None, pattern: str) -> str:
     return "-" if value is None else pattern.format(value)
 
 
-def status(run: Run, output_dir: OutputDir = "runs") -> None:
+def status(
+    run: Run,
+    output_dir: OutputDir = "runs",
+    context: Context = "",
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = "",
+) -> None:
     """Print where a run stands: whether it goes on, its newest figures, its failures and hints."""
+    if context:
+        submitted.status(Cluster(context, namespace, kubeconfig), run, console)
+        return
     found = find_run(run, output_dir)
     state, detail = found.state()
     console.print(
@@ -75,13 +89,20 @@ def logs(
     lines: Annotated[int, typer.Option("-n", "--lines", help="Newest lines to print.", min=0)] = 50,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False,
     output_dir: OutputDir = "runs",
+    context: Context = "",
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = "",
 ) -> None:
     """Print the newest lines of a run's logs, merged by time, in a form for people."""
+    if context:
+        cluster = Cluster(context, namespace, kubeconfig)
+        submitted.logs(cluster, run, process, lines, follow, console)
+        return
     found = find_run(run, output_dir)
     ends = {file: file.stat().st_size for file in _log_files(found, process)}
     parts = [_read(file, max(0, end - _TAIL_BYTES), end) for file, end in ends.items()]
     merged = sorted((line for part in parts for line in part), key=lambda line: line[0])
-    _print(merged[-lines:] if lines else ())
+    print_log(console, merged[-lines:] if lines else ())
     if follow:
         _follow(found, ends)
 
@@ -101,14 +122,9 @@ def _follow(run: RunFolder, ends: dict[Path, int]) -> None:
         is_over = not run.holder
         for file, start in ends.items():
             ends[file] = file.stat().st_size
-            _print(_read(file, start, ends[file]))
+            print_log(console, _read(file, start, ends[file]))
         if not is_over:
             time.sleep(_POLL_S)
-
-
-def _print(lines: Iterable[tuple[str, Text]]) -> None:
-    for _, text in lines:
-        console.print(text, soft_wrap=True)
 
 
 def _read(file: Path, start: int, end: int) -> Iterator[tuple[str, Text]]:
@@ -118,39 +134,25 @@ def _read(file: Path, start: int, end: int) -> Iterator[tuple[str, Text]]:
         content = stream.read(end - start)
     told = ""
     for line in content.decode(errors="replace").splitlines():
-        told, text = _readable(file.stem, line, told)
+        told, text = readable(file.stem, line, told)
         yield told, text
-
-
-_HIDDEN = {"timestamp", "level", "event", "module", "service", "instance_id", "run", "exception"}
-_LEVELS = {"warning": "yellow", "error": "red", "critical": "red"}
-
-
-def _readable(process: str, line: str, told: str) -> tuple[str, Text]:
-    try:
-        fields = json.loads(line)
-    except ValueError:
-        fields = None
-    if not isinstance(fields, dict) or "event" not in fields:
-        return told, Text(f"{'':8} {process:<12} {line}", style="dim")
-    told = str(fields.get("timestamp", told))
-    level = str(fields.get("level", ""))
-    text = Text(f"{told[11:19]} {process:<12} ", style="dim")
-    text.append(str(fields["event"]), style=_LEVELS.get(level, "not dim"))
-    for key, value in fields.items():
-        if key not in _HIDDEN:
-            text.append(f" {key}={value}", style="dim")
-    if "exception" in fields:
-        text.append(f"\n{fields['exception']}", style="red")
-    return told, text
 
 
 def stop(
     run: Run,
     timeout_s: Annotated[float, typer.Option("--timeout-s", help="Longest wait for its end.")] = 120.0,
     output_dir: OutputDir = "runs",
+    context: Context = "",
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = "",
 ) -> None:
-    """End a run as Ctrl-C does: agents hand back their episodes, checkpoints stay; wait for its end."""
+    """End a run as Ctrl-C does: agents hand back their episodes, checkpoints stay; wait for its end.
+
+    A submitted run (`--context`) is removed with all its objects; a volume that is kept stays.
+    """
+    if context:
+        submitted.stop(Cluster(context, namespace, kubeconfig), run, timeout_s, console)
+        return
     found = find_run(run, output_dir)
     holder = found.holder
     if not holder:

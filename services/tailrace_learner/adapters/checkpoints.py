@@ -6,6 +6,7 @@ and `run_state.json`, written last. Folders whose names begin with a dot are unf
 they are ignored and removed. A replaced folder gets its name back if its successor was never renamed.
 """
 
+import math
 import os
 import shutil
 import uuid
@@ -21,14 +22,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailrace.config import ConfigError, RunConfig
 from tailrace.log import get_logger
+from tailrace.object_store import is_url
+from tailrace_learner.adapters.checkpoint_copies import STATE_FILE, CheckpointCopies
 from tailrace_learner.adapters.hf_model import TrainableModel, build_tokenizer, scratch_architecture
+from tailrace_learner.adapters.model_source import fetched_folder
 from tailrace_learner.adapters.snapshots import OPTIMIZER_FILE, Snapshot
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.step.run_state import SCHEMA, RunState
 
 log = get_logger(__name__)
 
-STATE_FILE = "run_state.json"
 _REPLACED = ".replaced-"  # prefix of a folder that is being replaced
 
 
@@ -38,7 +41,7 @@ class CheckpointNotSavedError(OSError):
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
             f"checkpoint {path} was not saved: {reason}. Remedy: free space on its disk (or give "
-            "output_dir another one); saving is tried again"
+            "output_dir another one), or mend the object store; saving is tried again"
         )
         self.path = path
         self.reason = reason
@@ -64,13 +67,14 @@ class Checkpoint(NamedTuple):
 
 
 class CheckpointFolder:
-    """`<run_dir>/checkpoints/`."""
+    """`<run_dir>/checkpoints/`, and its copy on an object store if there is one."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, copies: CheckpointCopies | None = None) -> None:
         self.root = run_dir / "checkpoints"
+        self._copies = copies
 
     def write(self, snapshot: Snapshot, state: RunState) -> Path:
-        """Write `step_<N>` durably; `CheckpointNotSavedError` if the disk refuses it."""
+        """Write `step_<N>` durably, and its copy; `CheckpointNotSavedError` if disk or store refuse."""
         target = self.root / f"step_{state.step}"
         part = self.root / f".part-{state.step}-{uuid.uuid4().hex[:8]}"
         try:
@@ -86,7 +90,19 @@ class CheckpointFolder:
         except (OSError, SafetensorError) as error:
             shutil.rmtree(part, ignore_errors=True)
             raise CheckpointNotSavedError(target, str(error)) from error
+        if self._copies is not None:
+            try:
+                self._copies.add(target)
+            except OSError as error:
+                raise CheckpointNotSavedError(target, f"its copy failed: {error}") from error
         return target
+
+    def restore(self, lineages: Container[str] | None) -> None:
+        """Fetch the newest copy of these lineages (None: any) if it is newer than the folder's own."""
+        own = self.newest(lineages)
+        saved_unix_s = own.state.saved_unix_s if own is not None else -math.inf
+        if self._copies is not None:
+            self._copies.fetch(self.root, lineages, saved_unix_s)
 
     def all(self, lineages: Container[str] | None = None) -> list[Checkpoint]:
         """Complete checkpoints of these lineages (None: all) in the order of saving.
@@ -112,6 +128,8 @@ class CheckpointFolder:
             doomed = checkpoint.path.with_name(f".old-{uuid.uuid4().hex[:8]}")
             checkpoint.path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
+            if self._copies is not None:
+                self._copies.remove(checkpoint.path.name)
 
     def sweep(self) -> None:
         """Remove the unfinished folders of a killed predecessor."""
@@ -180,7 +198,10 @@ def _architecture(run: RunConfig, config: LearnerConfig) -> Any:
         scratch = config.from_scratch
         return scratch_architecture(scratch, build_tokenizer(scratch))
     try:
-        return AutoConfig.from_pretrained(str(Path(run.pretrain).expanduser()))
+        source = (
+            fetched_folder(run.pretrain, "pretrain") if is_url(run.pretrain) else Path(run.pretrain)
+        )
+        return AutoConfig.from_pretrained(str(source.expanduser()))
     except (OSError, ValueError) as error:
         log.warning("checkpoint not compared with pretrain", pretrain=run.pretrain, error=str(error))
         return None

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_3_available
 from transformers.utils.logging import disable_progress_bar
 
-from tailrace.chat.model_files import model_folder
+from tailrace.chat.model_files import present_folder
 from tailrace.config import ConfigError, RunConfig
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.log import get_logger
@@ -72,7 +72,7 @@ def pick_device(config: LearnerConfig) -> torch.device:
 
 def load_model(source: str, config: LearnerConfig, key: str = "pretrain") -> TrainableModel:
     """Load a model of a local directory or of the hub; `ConfigError` names `key` and the remedy."""
-    name = str(model_folder(source, key) or source)
+    name = str(present_folder(source, key) or source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
         _check_attention(config)

@@ -17,6 +17,7 @@ from tailrace.chat.model_files import TOKENIZER_FILES, model_folder, read_model_
 from tailrace.config import ConfigError
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import load_object
+from tailrace.object_store import fetched, is_url
 from tailrace_learner.config import FromScratch, WarmStart
 from tailrace_protos.weights import ModelCard
 
@@ -28,10 +29,12 @@ _DESCRIPTION = ("*.json", "*.jinja", "*.txt", "tokenizer*", "*.model")
 
 
 def fetched_folder(name: str, key: str) -> Path:
-    """Folder of a model's description: its own, or a copy from the hub, without weights.
+    """Folder of a model's description: its own, or a copy from hub or object store, without weights.
 
     `ConfigError` names `key` and the remedy.
     """
+    if is_url(name):
+        return fetched(name, key, _DESCRIPTION)
     folder = model_folder(name, key)
     if folder is not None:
         return folder

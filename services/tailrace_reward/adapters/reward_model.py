@@ -19,7 +19,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from tailrace.chat.model_files import model_folder, read_chat_model, read_model_card
+from tailrace.chat.model_files import present_folder, read_chat_model, read_model_card
 from tailrace.chat.template import TemplateError
 from tailrace.config import ConfigError
 from tailrace_protos.reward import ScoreItem
@@ -105,7 +105,7 @@ class RewardModel:
 
 
 def _folder(pretrain: str) -> Path:
-    if (folder := model_folder(pretrain, "reward model")) is not None:
+    if (folder := present_folder(pretrain, "reward model")) is not None:
         return folder
     try:
         return Path(snapshot_download(pretrain, ignore_patterns=["*.bin", "*.pth", "*.gguf"]))

@@ -11,13 +11,19 @@ from tokenizers import Tokenizer
 from tailrace.chat.template import ChatTemplate, TemplateError
 from tailrace.config import ConfigError
 from tailrace.import_path import looks_like_path
+from tailrace.object_store import fetched, is_url
 from tailrace_protos.weights import ModelCard
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def model_folder(name: str, key: str) -> Path | None:
-    """Folder of a local model; None for a name of the hub. `ConfigError` names `key` and the remedy."""
+    """Folder of a local model; None for a name of the hub, or a URL of an object store.
+
+    `ConfigError` names `key` and the remedy.
+    """
+    if is_url(name):
+        return None
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -33,6 +39,11 @@ def model_folder(name: str, key: str) -> Path | None:
             "the hub as owner/name"
         )
     return None
+
+
+def present_folder(name: str, key: str) -> Path | None:
+    """Folder of a local model, or of one fetched from an object store; None for a name of the hub."""
+    return fetched(name, key) if is_url(name) else model_folder(name, key)
 
 
 def read_model_card(folder: Path) -> ModelCard:

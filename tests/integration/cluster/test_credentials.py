@@ -244,7 +244,7 @@ BETWEEN_SERVICES = {
     "sandbox": ("GET {guarded}:model_card", "DEL {guarded}:blob:x", "EVALSHA 0 0"),
     "tools": ("GET {guarded}:model_card", "DEL {guarded}:blob:x", "EVALSHA 0 0",
               "SET {guarded}:session:x 1", "GET {guarded}:journal:x"),
-    "cli": ("GET {guarded}:model_card", "DEL {guarded}:blob:x", "EVALSHA 0 0"),
+    "cli": ("GET {other}:model_card", "UNLINK {other}:groups", "FLUSHALL", "EVALSHA 0 0"),
     "reward": ("GET {guarded}:model_card", "GET {guarded}:blob:x", "EVALSHA 0 0"),
     "autoscaler": ("GET {guarded}:model_card", "GET {guarded}:blob:x", "EVALSHA 0 0"),
 }  # fmt: skip
@@ -279,6 +279,7 @@ def test_redis_refuses_everything_that_is_not_a_users_own(
             command: answer
             for command in (*ADMINISTRATION, *OF_OTHERS, *BETWEEN_SERVICES[user])
             if not any(word in (answer := _answer(client, command)) for word in REFUSALS)
+            and (user, command) != ("cli", "SCAN 0")  # finds what a run leaves behind; names alone
         }
     assert passed == {}
 

@@ -1,0 +1,36 @@
+"""Lines of the services' logs, in a form for people."""
+
+import json
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.text import Text
+
+_HIDDEN = {"timestamp", "level", "event", "module", "service", "instance_id", "run", "exception"}
+_LEVELS = {"warning": "yellow", "error": "red", "critical": "red"}
+
+
+def readable(process: str, line: str, told: str) -> tuple[str, Text]:
+    """Time and text of a line of JSON or of any other, which gets the time `told`."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict) or "event" not in fields:
+        return told, Text(f"{'':8} {process:<12} {line}", style="dim")
+    told = str(fields.get("timestamp", told))
+    level = str(fields.get("level", ""))
+    text = Text(f"{told[11:19]} {process:<12} ", style="dim")
+    text.append(str(fields["event"]), style=_LEVELS.get(level, "not dim"))
+    for key, value in fields.items():
+        if key not in _HIDDEN:
+            text.append(f" {key}={value}", style="dim")
+    if "exception" in fields:
+        text.append(f"\n{fields['exception']}", style="red")
+    return told, text
+
+
+def print_log(console: Console, lines: Iterable[tuple[str, Text]]) -> None:
+    """Print lines that `readable` made."""
+    for _, text in lines:
+        console.print(text, soft_wrap=True)

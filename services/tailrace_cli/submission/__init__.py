@@ -1,0 +1,1 @@
+"""Runs that are submitted to a standing release of the chart on Kubernetes."""
