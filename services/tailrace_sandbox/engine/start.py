@@ -16,7 +16,7 @@ from tailrace_sandbox.engine.confine import Plan
 from tailrace_sandbox.engine.zygote import Zygote
 
 CONTROL_FD = 3
-_SHARED_USER_HEADROOM = 24
+SHARED_USER_HEADROOM = 24
 _WARM = (
     "ast", "base64", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal",
     "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math",
@@ -91,7 +91,7 @@ def _processes_outside(uid: int) -> int:
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if _can_fork(middle) else (middle + 1, high)
-    return low + _SHARED_USER_HEADROOM
+    return low + SHARED_USER_HEADROOM
 
 
 def _can_fork(limit: int) -> bool:

@@ -17,6 +17,7 @@ import pytest
 
 from tailrace_sandbox.adapters.tools import PythonSessionTool
 from tailrace_sandbox.config import SandboxConfig
+from tailrace_sandbox.engine.start import SHARED_USER_HEADROOM
 from tests.integration.sandbox.abuses import GRABS, HOGS
 from tests.integration.sandbox.box import CONFIG, LIMITS, MIB, Box
 from tests.integration.sandbox.conftest import SECRET, Outside
@@ -102,7 +103,9 @@ def test_a_call_takes_no_more_than_its_share_by(name: str, box: Box) -> None:
     assert outcome.reason != "lost", outcome
     assert len(outcome.stdout) <= LIMITS.max_output_bytes
     assert peak.memory_bytes <= 1.1 * LIMITS.memory_bytes, outcome
-    assert peak.num_processes <= 1.1 * LIMITS.max_processes, outcome
+    # Where containers share a user, the kernel's limit has room for others; looks end the call.
+    room = 0 if box.place.features.own_user else SHARED_USER_HEADROOM
+    assert peak.num_processes <= 1.1 * LIMITS.max_processes + room, outcome
     assert box.python("print('after')").stdout == "after\n"
     assert box.leaves_no_folder()
 
