@@ -147,7 +147,7 @@ def test_a_group_whose_end_comes_to_light_after_a_restart_counts_against_the_cre
     late = [one.body for one in world.events[len(log) :] if isinstance(one.body, GroupClosed)]
     assert len(late) == 6
     world.core = SchedulerCore(world.run, world.config, world.now_s)
-    world.core.replay(log)
+    world.core.replay(log, world.now_s)
     world.core.adopt([], world.next_index, [], world.now_s)
     world.beat()
     for number, body in enumerate(late):
