@@ -125,8 +125,13 @@ class Ledger:
     def add(self, node: LedgerNode) -> Call:
         """Takes over a node as it is; it replaces a node of the same id. Returns its place in the tree.
 
-        Raises `UnknownCompletionError` if its parent is missing.
+        Raises `UnknownCompletionError` if its parent is missing, `ValueError` if there is not one
+        log-probability for each sampled token.
         """
+        if len(node.token_ids) != len(node.inference_logprobs):  # 4 bytes each
+            raise ValueError(
+                f"call {node.completion_id!r}: its log-probabilities are not those of its tokens"
+            )
         return self._tree.add(node)
 
     def mask(self, completion_id: str, reason: str) -> LedgerNode:

@@ -264,3 +264,8 @@ def test_the_rest_of_an_episodes_reward_is_the_episodes_own() -> None:
         plain = ledger_of(node("a", "", [1], [2]), node("b", "a", [3], [4]))
         plain.settle(total)
         assert (plain.reward, plain.rewards) == (total, (None, total))
+
+
+def test_a_call_without_a_log_probability_for_each_token_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="call 'a': its log-probabilities are not those of its tokens"):
+        ledger_of(node("a", "", [1, 2], [3, 4], logprobs=[-0.1]))
