@@ -103,7 +103,7 @@ async def test_batch_size_and_type_change_the_work_and_not_the_meaning(tmp_path:
     items = [item(number) for number in range(4)]
     together = [score.reward for score in await scores_of(folder, items)]
     alone = [score.reward for score in await scores_of(folder, items, max_batch_tokens=1)]
-    assert alone == pytest.approx(together, rel=1e-5)
+    assert alone == pytest.approx(together, rel=1e-5, abs=1e-5)  # a sum near zero rounds as its parts
     rough = [score.reward for score in await scores_of(folder, items, dtype="bfloat16")]
     assert rough != alone
     assert rough == pytest.approx(alone, rel=0.2, abs=0.2)

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -73,13 +74,14 @@ class Peak:
 def _descendants() -> Iterator[int]:
     waiting = [os.getpid()]
     while waiting:
-        for path in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
-            try:
-                found = [int(pid) for pid in path.read_text().split()]
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            yield from found
-            waiting += found
+        threads: list[Path] = []
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            threads = list(Path(f"/proc/{waiting.pop()}/task").iterdir())
+        for thread in threads:
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found = [int(pid) for pid in (thread / "children").read_text().split()]
+                yield from found
+                waiting += found
 
 
 def _held(pid: int) -> tuple[int, int]:
