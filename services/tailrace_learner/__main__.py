@@ -141,9 +141,7 @@ class _Process:
             case Origin.LIVE | Origin.NEW:
                 pass
             case Origin.NAMED:
-                name = str(resume)
-                path = fetched(name, "resume_from_checkpoint") if is_url(name) else Path(name)
-                found = read_checkpoint(path)
+                found = _named_checkpoint(str(resume))
             case Origin.NEWEST:
                 found = self.folder.newest()
                 if found is None and not known:
@@ -274,6 +272,11 @@ def try_optimizers(config: LearnerConfig) -> None:
 def build(args: Args) -> Service:
     """Build the service without starting it."""
     return _Process(args).service
+
+
+def _named_checkpoint(name: str) -> Checkpoint:
+    """The checkpoint in a folder or at a URL."""
+    return read_checkpoint(fetched(name, "resume_from_checkpoint") if is_url(name) else Path(name))
 
 
 def run(args: Args) -> int:
