@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tailrace import processor
 from tailrace.bus import Bus, StreamLimits
@@ -19,6 +20,9 @@ from tests.world.servers import ServerProcess, make_nats_server, make_redis_serv
 from tests.world.serving import endpoints_of
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+settings.register_profile("same", derandomize=True)  # the same examples in each run
+settings.register_profile("new", print_blob=True)  # HYPOTHESIS_PROFILE=new draws others
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 ESCAPE_ATTEMPT = ("escape_attempt", True)  # a property of tests that ask the sandbox for a way out
 
 
