@@ -17,7 +17,7 @@ from tailrace_cli.cluster.supervisor import USER_ERROR, RunEndedError
 from tailrace_cli.commands import runs as run_commands
 from tailrace_cli.commands import train as train_command
 from tailrace_cli.commands.cluster_run import keep_up, prepare_run_dir
-from tailrace_cli.commands.explain import explain as explain_key
+from tailrace_cli.commands.explain import explain
 from tailrace_cli.commands.import_config import import_config as convert_config
 from tailrace_cli.commands.import_config import write as write_config
 from tailrace_cli.commands.init import init as init_example
@@ -30,7 +30,7 @@ from tailrace_cli.commands.sweep import sweep as run_sweep
 from tailrace_cli.commands.tools import app as tools_app
 from tailrace_cli.commands.validate import Target
 from tailrace_cli.commands.validate import validate as validate_experiment
-from tailrace_cli.commands.why import why as explain_time
+from tailrace_cli.commands.why import why
 from tailrace_cli.console import plain_console
 from tailrace_cli.experiment import Experiment, load, locate
 from tailrace_cli.reference import is_key
@@ -298,31 +298,13 @@ def import_config(
         write_config(converted, Path(output), overwrite=overwrite)
     else:
         sys.stdout.write(converted.text)
-    folded = f"{len(converted.notes)} harmless settings and defaults are left out: --all lists them"
-    notes = converted.notes if show_all else (folded,) if converted.notes else ()
-    for line in (*converted.left, *converted.differing, *notes, converted.verdict):
+    for line in converted.remarks(with_harmless=show_all):
         sys.stderr.write(f"{line}\n")
     raise typer.Exit(USER_ERROR if (strict and converted.left) or not converted.is_valid else 0)
 
 
-@app.command()
-def explain(
-    key: Annotated[str, typer.Argument(help="A key of an experiment, or a section: learner.critic.")],
-) -> None:
-    """Print a key's meaning, type, default and readers; of a section, all its keys."""
-    explain_key(key, console)
-
-
-@app.command()
-def why(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run's name or directory, or its events.jsonl.")
-    ],
-    episode: Annotated[str, typer.Option(help="Id of one episode instead of the whole run.")] = "",
-    output_dir: run_commands.OutputDir = "runs",
-) -> None:
-    """Print where a run's or an episode's time went, and the settings that move the largest parts."""
-    explain_time(run, episode, output_dir, console)
+app.command()(explain)
+app.command()(why)
 
 
 @app.command()
@@ -408,12 +390,10 @@ def main() -> None:
     try:
         refuse_dashed_keys(sys.argv[1:])
         app()
-    except ConfigError as error:
+    except (ConfigError, RunEndedError) as error:
         console.print(f"error: {error}", style="red", soft_wrap=True)
-        sys.exit(USER_ERROR)
-    except RunEndedError as error:
-        console.print(f"error: {error}", style="red", soft_wrap=True)
-        sys.exit(USER_ERROR if error.exit_code == USER_ERROR else 1)
+        is_users = isinstance(error, ConfigError) or error.exit_code == USER_ERROR
+        sys.exit(USER_ERROR if is_users else 1)
 
 
 if __name__ == "__main__":

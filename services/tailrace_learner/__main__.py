@@ -143,14 +143,18 @@ class _Process:
             case Origin.NAMED:
                 found = _named_checkpoint(str(resume))
             case Origin.NEWEST:
-                found = self.folder.newest()
-                if found is None and not known:
-                    raise ConfigError(
-                        f"resume_from_checkpoint: there is no checkpoint in {self.folder.root}: "
-                        "set it to false to start anew"
-                    )
+                found = self._newest_of_any_run(known)
         if found is not None and (keys := changed_keys(found.state, self.experiment)):
             log.warning("the experiment changed since the checkpoint was saved", keys=keys)
+        return found
+
+    def _newest_of_any_run(self, known: Set[str]) -> Checkpoint | None:
+        found = self.folder.newest()
+        if found is None and not known:
+            raise ConfigError(
+                f"resume_from_checkpoint: there is no checkpoint in {self.folder.root}: "
+                "set it to false to start anew"
+            )
         return found
 
     def is_worth_saving(self, checkpoint: Checkpoint | None, known: Set[str]) -> bool:

@@ -207,6 +207,15 @@ class SandboxConfig(Config, frozen=True, kw_only=True):
     """Time for running calls to end after SIGTERM."""
 
     def __post_init__(self) -> None:
+        self._check_backend()
+        if self.max_concurrency < 1 or self.max_sessions < 1:
+            raise ValueError("max_concurrency and max_sessions must be at least 1")
+        if self.drain_s < 0:
+            raise ValueError("drain_s must not be negative")
+        if self.first_uid < 1000:
+            raise ValueError("first_uid must be at least 1000: lower ones belong to the system")
+
+    def _check_backend(self) -> None:
         if ":" not in self.backend and self.backend not in BACKENDS:
             raise ValueError(
                 f"backend is {self.backend!r}: take one of {', '.join(BACKENDS)}, or module:Class"
@@ -215,9 +224,3 @@ class SandboxConfig(Config, frozen=True, kw_only=True):
             raise ValueError("backend_args are for a backend module:Class alone")
         if self.keep_shell and self.backend == "process":
             raise ValueError("keep_shell needs a backend with containers: docker or agent_sandbox")
-        if self.max_concurrency < 1 or self.max_sessions < 1:
-            raise ValueError("max_concurrency and max_sessions must be at least 1")
-        if self.drain_s < 0:
-            raise ValueError("drain_s must not be negative")
-        if self.first_uid < 1000:
-            raise ValueError("first_uid must be at least 1000: lower ones belong to the system")

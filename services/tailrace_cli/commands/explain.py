@@ -1,21 +1,30 @@
 """`tailrace explain`: one key of an experiment, or all keys of a section."""
 
 from collections.abc import Iterator
+from typing import Annotated
 
-from rich.console import Console
+import typer
 
 from tailrace.config.settings import Refused
+from tailrace_cli.console import plain_console
 from tailrace_cli.reference import Entry, find, other_names, rule_named
 
+console = plain_console()
 
-def explain(name: str, console: Console) -> None:
-    """Prints what `name` means; raises `ConfigError` with the closest names for an unknown one."""
-    for line in explanation(name):
+
+def explain(
+    key: Annotated[str, typer.Argument(help="A key of an experiment, or a section: learner.critic.")],
+) -> None:
+    """Print a key's meaning, type, default and readers; of a section, all its keys."""
+    for line in explanation(key):
         console.print(line, soft_wrap=True)
 
 
 def explanation(name: str) -> Iterator[str]:
-    """Yields the lines about a key, about a name of it in other systems, or about a section."""
+    """Yields the lines about a key, about a name of it in other systems, or about a section.
+
+    Raises `ConfigError` with the closest names for an unknown one.
+    """
     rule = rule_named(name)
     if rule is not None:
         yield f"{name}: {', '.join(rule.sets) or rule.remark}"

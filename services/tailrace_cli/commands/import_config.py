@@ -63,6 +63,15 @@ class Converted(NamedTuple):
         verdict = f"needs: {', '.join(dict.fromkeys(needed))}" if wrong or missing else "runs"
         return verdict + tail
 
+    def remarks(self, *, with_harmless: bool) -> Iterator[str]:
+        """Yields lines for a reader; harmless settings are counted, or listed, too."""
+        yield from (*self.left, *self.differing)
+        if with_harmless:
+            yield from self.notes
+        elif self.notes:
+            yield f"{len(self.notes)} harmless settings and defaults are left out: --all lists them"
+        yield self.verdict
+
 
 def import_config(system: str, words: Sequence[str]) -> Converted:
     """Returns the experiment, and a line for every setting that it lacks or that is not possible.
@@ -79,21 +88,14 @@ def import_config(system: str, words: Sequence[str]) -> Converted:
     imported.content = with_integers(imported.content)
     used, notes = _without_defaults(imported, defaults)
     imported.unmapped.update(source.unread)
-    for key in imported.unmapped:
-        if any(part in source.references for part in _sections(key)):
-            imported.unmapped[key] = _ONLY_REFERRED_TO
+    _mark_referred_to(imported, source)
     differing = [
         f"differs: {key}: {text}"
         for key, text in sorted(SYSTEMS[system].differs.items())
         if value_at(source.settings, key) is not None and key not in imported.unmapped
     ]
     differing += [f"differs: {line}" for line in fitted(imported.content)]
-    harmless = [
-        key
-        for key, reason in imported.unmapped.items()
-        if reason == _ONLY_REFERRED_TO or _is_harmless(key, SYSTEMS[system])
-    ]
-    imported.idle.update((key, imported.unmapped.pop(key)) for key in harmless)
+    _set_harmless_aside(imported, SYSTEMS[system])
     lines = [f"{_NOT_MAPPED}{key}: {reason}" for key, reason in sorted(imported.unmapped.items())]
     idle = tuple(f"no effect: {key}: {reason}" for key, reason in sorted(imported.idle.items()))
     header = _header(SYSTEMS[system], source, [*used, *added])
@@ -108,6 +110,22 @@ def _needed_key(problem: str) -> str:
         return ".".join(filter(None, found.groups()))
     key = problem.partition(": ")[0].partition(" ")[0]
     return "pretrain" if key in ("give", "neither") else key
+
+
+def _mark_referred_to(imported: Imported, source: ForeignConfig) -> None:
+    for key in imported.unmapped:
+        if any(part in source.references for part in _sections(key)):
+            imported.unmapped[key] = _ONLY_REFERRED_TO
+
+
+def _set_harmless_aside(imported: Imported, system: System) -> None:
+    """Moves settings without a use from those that are not mapped to those without an effect."""
+    harmless = [
+        key
+        for key, reason in imported.unmapped.items()
+        if reason == _ONLY_REFERRED_TO or _is_harmless(key, system)
+    ]
+    imported.idle.update((key, imported.unmapped.pop(key)) for key in harmless)
 
 
 def _is_harmless(key: str, system: System) -> bool:

@@ -3,12 +3,16 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from tailrace.config import ConfigError
+from tailrace_cli.commands.runs import OutputDir
+from tailrace_cli.console import plain_console
 from tailrace_cli.run_folders import find_run
 from tailrace_cli.why.causes import REMEDIES, Cause
 from tailrace_cli.why.path import PathPart, path_of_episode, path_of_run
@@ -18,7 +22,18 @@ from tailrace_protos.event import Event
 _NUM_CAUSES = 3
 
 
-def why(run: str, episode_id: str, output_dir: str, console: Console) -> None:
+def why(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run's name or directory, or its events.jsonl.")
+    ],
+    episode: Annotated[str, typer.Option(help="Id of one episode instead of the whole run.")] = "",
+    output_dir: OutputDir = "runs",
+) -> None:
+    """Print where a run's or an episode's time went, and the settings that move the largest parts."""
+    show_times(run, episode, output_dir, plain_console())
+
+
+def show_times(run: str, episode_id: str, output_dir: str, console: Console) -> None:
     """Prints seconds and share by cause, and the largest causes with the settings that move them.
 
     `run` is a name, a directory or an `events.jsonl`.

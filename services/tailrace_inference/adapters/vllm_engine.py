@@ -46,12 +46,7 @@ from tailrace_inference.ports import (
     EngineStats,
     OnChunk,
 )
-from tailrace_protos.generation import (
-    CallErrorCode,
-    FinishReason,
-    GenerateRequest,
-    TokenChunk,
-)
+from tailrace_protos.generation import CallErrorCode, FinishReason, GenerateRequest, TokenChunk
 from tailrace_protos.weights import ModelCard
 
 log = get_logger(__name__)

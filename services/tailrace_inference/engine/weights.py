@@ -67,16 +67,7 @@ class WeightStage:
 
         `base_version`: base of the adapters; None: the update is whole.
         """
-        parts: dict[str, Tensor] = {}
-        whole: list[NamedTensor] = []
-        scales: dict[str, Tensor] = {}
-        for tensor in tensors:
-            if tensor.name.endswith((LORA_A, LORA_B)):
-                parts[tensor.name] = _bytes_tensor(tensor, policy_version)
-            elif tensor.name.endswith(SCALE) and tensor.name not in self.targets:
-                scales[tensor.name.removesuffix(SCALE)] = _bytes_tensor(tensor, policy_version)
-            else:
-                whole.append(tensor)
+        parts, whole, scales = self._by_kind(tensors, policy_version)
         if base_version is not None:
             return self._adapted(parts, whole, policy_version, base_version)
         staged = self._load_whole(whole, scales, policy_version)
@@ -88,6 +79,22 @@ class WeightStage:
             self._base = _Base(policy_version, bases)
         values |= {id(t): v for t, v in zip(adapted.targets, adapted.values, strict=True)}
         return Staged(policy_version, staged.targets, [values[id(t)] for t in staged.targets])
+
+    def _by_kind(
+        self, tensors: Iterable[NamedTensor], policy_version: int
+    ) -> tuple[dict[str, Tensor], list[NamedTensor], dict[str, Tensor]]:
+        """Returns the parts of adapters, whole tensors, and scales by the names of their tensors."""
+        parts: dict[str, Tensor] = {}
+        whole: list[NamedTensor] = []
+        scales: dict[str, Tensor] = {}
+        for tensor in tensors:
+            if tensor.name.endswith((LORA_A, LORA_B)):
+                parts[tensor.name] = _bytes_tensor(tensor, policy_version)
+            elif tensor.name.endswith(SCALE) and tensor.name not in self.targets:
+                scales[tensor.name.removesuffix(SCALE)] = _bytes_tensor(tensor, policy_version)
+            else:
+                whole.append(tensor)
+        return parts, whole, scales
 
     def _adapted(
         self,

@@ -39,24 +39,30 @@ getattr(module("tailrace_sandbox.engine.guest", guest), function)(float(argument
 async def called(box: Box, work: Work, limits: CallLimits) -> Execution:
     """One call in a box: files in, the program, files out."""
     wall_s = min(work.wall_s, limits.max_wall_s)
-    if work.files:
-        packed = await asyncio.to_thread(box_files.packed, work.files)
-        put = await box.execute(BoxCommand(box_files.UNPACK, _FILES_S, packed))
-        if put.exit_code or put.reason:
-            reason = put.stderr.decode(errors="replace").strip()
-            return Execution(1, stderr=f"files: cannot write them: {reason}\n", reason=put.reason)
+    if work.files and (refused := await _put_files(box, work)):
+        return refused
     began_s = time.perf_counter()
     answer = await box.execute(_COMMANDS[work.mode](work, wall_s, limits.max_output_bytes))
     took_s = time.perf_counter() - began_s
     outcome = _outcome(answer, work)
-    if answer.exit_code == guest.LOOK_INTO_STATUS and work.mode == "session" and not answer.reason:
-        outcome = await _status(box, outcome)
     if answer.exit_code == _TIMED_OUT and work.mode == "kept_shell" and took_s >= wall_s:
         outcome = replace(outcome, reason="stopped")
+    elif _is_in_status(answer, work):
+        outcome = await _status(box, outcome)
     if work.outputs and not answer.reason:
         found = await box_files.collected(box, work.outputs, limits.max_transfer_bytes)
         outcome = replace(outcome, files=found.files, refused=found.refused)
     return outcome
+
+
+async def _put_files(box: Box, work: Work) -> Execution | None:
+    """Write the call's files; the outcome of the call if that is not possible."""
+    packed = await asyncio.to_thread(box_files.packed, work.files)
+    put = await box.execute(BoxCommand(box_files.UNPACK, _FILES_S, packed))
+    if not put.exit_code and not put.reason:
+        return None
+    reason = put.stderr.decode(errors="replace").strip()
+    return Execution(1, stderr=f"files: cannot write them: {reason}\n", reason=put.reason)
 
 
 def _outcome(answer: BoxAnswer, work: Work) -> Execution:
@@ -68,6 +74,11 @@ def _outcome(answer: BoxAnswer, work: Work) -> Execution:
     return Execution(
         exit_code, answer.stdout.decode(errors="replace"), stderr, answer.reason, answer.is_cut
     )
+
+
+def _is_in_status(answer: BoxAnswer, work: Work) -> bool:
+    """Says whether a session wrote how its piece ended into the box."""
+    return work.mode == "session" and not answer.reason and answer.exit_code == guest.LOOK_INTO_STATUS
 
 
 async def _status(box: Box, outcome: Execution) -> Execution:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Sequence
 
 from tailrace.config import ConfigError
 from tailrace_sandbox.adapters.box import BoxAnswer, BoxCommand
@@ -39,26 +40,35 @@ class Docker:
         stdin = sealed(command.stdin)
         process = None
         try:
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    self._program, *argv, env=self.environment, stdin=stdin,
-                    stdout=outputs[0].write_fd, stderr=outputs[1].write_fd, start_new_session=True,
-                )  # fmt: skip
-            except OSError as error:
-                raise ConfigError(f"sandbox.docker.program: {error}") from error
+            process = await self._start(argv, stdin, [output.write_fd for output in outputs])
             for output in outputs:
                 output.close_write_end()
             reason = await _end(process, flooded, command.wall_s)
             if not reason:
                 await asyncio.gather(*(output.ended.wait() for output in outputs))
-            (stdout, is_cut), (stderr, is_cut_too) = (output.take_raw() for output in outputs)
-            return BoxAnswer(process.returncode or 0, stdout, stderr, reason, is_cut or is_cut_too)
+            return _answer(process.returncode or 0, outputs, reason)
         finally:
             os.close(stdin)
             if process is not None and process.returncode is None:
                 process.kill()
             for output in outputs:
                 output.close()
+
+    async def _start(
+        self, argv: tuple[str, ...], stdin: int, outputs: Sequence[int]
+    ) -> asyncio.subprocess.Process:
+        try:
+            return await asyncio.create_subprocess_exec(
+                self._program, *argv, env=self.environment, stdin=stdin,
+                stdout=outputs[0], stderr=outputs[1], start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise ConfigError(f"sandbox.docker.program: {error}") from error
+
+
+def _answer(exit_code: int, outputs: Sequence[Output], reason: str) -> BoxAnswer:
+    (stdout, is_cut), (stderr, is_cut_too) = (output.take_raw() for output in outputs)
+    return BoxAnswer(exit_code, stdout, stderr, reason, is_cut or is_cut_too)
 
 
 async def _end(process: asyncio.subprocess.Process, flooded: asyncio.Event, wall_s: float) -> str:

@@ -161,7 +161,7 @@ async def test_a_cancelled_call_leaves_no_container(sandbox: Sandbox) -> None:
     running = asyncio.create_task(sandbox.run(Work("python", "while True: pass", 60.0)))
     await _until(_own_containers)
     running.cancel()
-    await _until(lambda: not _own_containers())
+    assert await _until(lambda: not _own_containers())
 
 
 async def test_a_container_that_is_removed_from_outside_costs_its_call_nothing(
@@ -206,7 +206,7 @@ def _kill_a_service(how: str) -> str:
 
 async def test_containers_of_a_killed_service_go(tmp_path: Path) -> None:
     owner = _kill_a_service("with guard")
-    await _until(lambda: not _own_containers(owner))
+    assert await _until(lambda: not _own_containers(owner))
 
 
 async def test_the_next_service_removes_what_no_guard_removed() -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from tailrace.config import ConfigError
-from tailrace_cli.commands.why import why
+from tailrace_cli.commands.why import show_times
 from tailrace_cli.reference import find
 from tailrace_cli.why.causes import REMEDIES, Cause
 from tailrace_cli.why.path import PathPart, path_of_episode, path_of_run
@@ -236,7 +236,7 @@ def test_every_cause_has_a_remedy_with_known_keys() -> None:
 
 def shown(run: Path, episode: str = "") -> str:
     text = io.StringIO()
-    why(str(run), episode, "runs", Console(file=text, width=120))
+    show_times(str(run), episode, "runs", Console(file=text, width=120))
     return text.getvalue()
 
 
