@@ -46,6 +46,7 @@ class ServerStatus(Message, frozen=True, tag="server_status"):
     num_steps: Count = 0
     step_s: Finite = 0.0  # time in these steps
     num_generated_tokens: Count = 0
+    num_computed_tokens: Count = 0  # forward tokens of any kind: sampled, prefilled, recomputed
     num_preemptions: Count = 0
     num_recomputed_tokens: Count = 0  # after an eviction or preemption, not after a weight update
 

@@ -22,6 +22,7 @@ from tailrace_cli.commands.import_config import import_config as convert_config
 from tailrace_cli.commands.import_config import write as write_config
 from tailrace_cli.commands.init import init as init_example
 from tailrace_cli.commands.report import report as write_report
+from tailrace_cli.commands.simulate import app as simulate_app
 from tailrace_cli.commands.simulate import simulate as simulate_clusters
 from tailrace_cli.commands.submit import GivenExperiment, Wanted
 from tailrace_cli.commands.submit import submit as submit_run
@@ -43,6 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(tools_app, name="tools")
+app.add_typer(simulate_app, name="simulate")
 console = plain_console()
 
 ExperimentArgument = Annotated[
@@ -303,10 +305,6 @@ def import_config(
     raise typer.Exit(USER_ERROR if (strict and converted.left) or not converted.is_valid else 0)
 
 
-app.command()(explain)
-app.command()(why)
-
-
 @app.command()
 def export(
     to: Annotated[str, typer.Option(help="New folder for the model.")],
@@ -345,7 +343,7 @@ def doctor(
     raise typer.Exit(report(console))
 
 
-@app.command()
+@simulate_app.callback(invoke_without_command=True)
 @wraps(simulate_clusters)
 def simulate(**options: Any) -> None:
     """Simulate, with the options of the function that it wraps, and draw the pictures."""
@@ -356,7 +354,7 @@ def simulate(**options: Any) -> None:
         draw(done.rows, done.timelines, done.to)
 
 
-for each in (run_commands.runs, run_commands.status, run_commands.logs, run_commands.stop):
+for each in (explain, why, *run_commands.COMMANDS):
     app.command()(each)
 
 

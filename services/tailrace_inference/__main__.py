@@ -159,6 +159,7 @@ class _Process:
             num_steps=stats.num_steps,
             step_s=stats.step_s,
             num_generated_tokens=stats.num_generated_tokens,
+            num_computed_tokens=stats.num_computed_tokens,
             num_preemptions=stats.num_preemptions,
             num_recomputed_tokens=stats.num_preempted_tokens + handler.num_recomputed_tokens,
         )

@@ -12,6 +12,7 @@ from tailrace_protos import subjects
 from tailrace_protos.base import encode_json
 from tailrace_protos.control import AgentActivity, LeaseReport, LeaseRequest
 from tailrace_scheduler import metrics
+from tailrace_scheduler.adapters.engine_log import EngineLog
 from tailrace_scheduler.adapters.nats_queue import NatsQueue
 from tailrace_scheduler.adapters.redis_groups import RedisGroups
 from tailrace_scheduler.adapters.run_files import EventFile, MetricsFile
@@ -32,6 +33,7 @@ async def build(args: Args) -> Service:
     run, clock = args.run.exp_name, SystemClock()
     try:
         events, rows = EventFile(args.run.run_dir), MetricsFile(args.run.run_dir)
+        reports = EngineLog(args.run.run_dir)
     except DiskFullError as error:
         raise ConfigError(str(error)) from error
     metrics.MAX_STALENESS.set(args.run.max_staleness)
@@ -46,6 +48,7 @@ async def build(args: Args) -> Service:
         queue=NatsQueue(service.bus, run),
         events=events,
         metrics=rows,
+        reports=reports,
         clock=clock,
     )
     actor = SchedulerActor(
@@ -58,6 +61,7 @@ async def build(args: Args) -> Service:
     async def close() -> None:
         events.close()
         rows.close()
+        reports.close()
         await connection.aclose()
 
     service.set_ready(False)

@@ -49,6 +49,7 @@ from tailrace_scheduler.ports import (
     EventSource,
     GroupStore,
     MetricsLog,
+    ReportLog,
 )
 
 log = get_logger(__name__)
@@ -107,6 +108,7 @@ class SchedulerDependencies:
     queue: EpisodeQueue
     events: EventLog
     metrics: MetricsLog
+    reports: ReportLog
     clock: Clock
 
 
@@ -201,6 +203,7 @@ class SchedulerActor:
 
     async def on_status(self, status: ServerStatus) -> None:
         """An inference server's heartbeat."""
+        self._world.reports.heard(status)
         self._core.on_status(status, self._clock.unix_s())
 
     # Loops

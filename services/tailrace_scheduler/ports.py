@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from tailrace_protos.control import ServerStatus
 from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
 from tailrace_protos.event import Event, EventBody
 from tailrace_protos.subjects import Phase
@@ -156,6 +157,14 @@ class EventLog(Protocol):
 
     def close(self) -> None:
         """Close it."""
+        ...
+
+
+class ReportLog(Protocol):
+    """Reports of inference servers that are kept for calibration; never raises."""
+
+    def heard(self, status: ServerStatus) -> None:
+        """Take a heartbeat."""
         ...
 
 

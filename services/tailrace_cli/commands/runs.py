@@ -166,3 +166,6 @@ def stop(
         time.sleep(_POLL_S)
     state, detail = found.state()
     console.print(f"{found.path}: {state}" + (f" ({detail})" if detail else ""))
+
+
+COMMANDS = (runs, status, logs, stop)

@@ -1,6 +1,7 @@
 """`tailrace simulate`: a run on simulated engines, scheduled by the code that schedules real ones."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -9,7 +10,9 @@ from msgspec.structs import replace
 from rich.table import Table
 
 from tailrace.config import ConfigError
+from tailrace_cli.commands.calibrate import calibrate
 from tailrace_cli.console import plain_console
+from tailrace_cli.simulation.calibration import COSTS
 from tailrace_cli.simulation.records import Fault, SimSettings, Timeline
 from tailrace_cli.simulation.traces import load_trace
 from tailrace_cli.simulation.workload import BUILT_IN, Workload
@@ -41,7 +44,8 @@ WorkloadName = Annotated[
     typer.Option(help="One turn of lognormal or Pareto length, or many turns with tools."),
 ]
 Trace = Annotated[
-    Path | None, typer.Option(help="Workload from a file: replay CSV, groups or quantiles in JSON.")
+    Path | None,
+    typer.Option(help="Workload: directory of a run, replay CSV, groups or quantiles in JSON."),
 ]
 TraceScale = Annotated[float, typer.Option(help="Multiplies the tokens of the trace.")]
 Servers = Annotated[str, typer.Option(help="Inference servers; several: 8,64,512.")]
@@ -59,11 +63,13 @@ Rho = Annotated[float, typer.Option(help="Learner time against engine time of a 
 LearnerTokensPerS = Annotated[
     float, typer.Option(help="Context tokens that the learner trains a second; 0: by --rho.")
 ]
-KvTokens = Annotated[int, typer.Option(help="KV capacity of a server.")]
-MaxRunning = Annotated[int, typer.Option(help="Requests that a server decodes at once.")]
-HostKvTokens = Annotated[int, typer.Option(help="KV kept in host memory.")]
+KvTokens = Annotated[int, typer.Option(help="KV capacity of a server; 0: of --engine, or 500,000.")]
+MaxRunning = Annotated[
+    int, typer.Option(help="Requests that a server decodes at once; 0: of --engine, or 256.")
+]
+HostKvTokens = Annotated[int, typer.Option(help="KV kept in host memory; 0: of --engine, or none.")]
 EngineCosts = Annotated[
-    Path | None, typer.Option(help="Measured costs a_s, c_s, d_s, e_s, restore_s as JSON.")
+    Path | None, typer.Option(help="Costs and sizes as JSON; `simulate calibrate` writes them.")
 ]
 Slow = Annotated[float, typer.Option(help="Slowness of server 0, for example 5.")]
 Fails = Annotated[bool, typer.Option("--fails", help="Server 0 fails every call.")]
@@ -73,15 +79,20 @@ Seed = Annotated[int, typer.Option(help="Of the workload.")]
 To = Annotated[Path | None, typer.Option(help="Folder for result.json and pictures.")]
 
 
+app = typer.Typer()
+app.command()(calibrate)
+
+
 class Simulated(NamedTuple):
     """Result of the command. `to`: the folder for it, if one was named."""
 
-    to: Path | None
-    rows: list[dict[str, Any]]  # measures of each size of cluster
-    timelines: list[Timeline]  # of the engines, by row
+    to: Path | None = None
+    rows: Sequence[dict[str, Any]] = ()  # measures of each size of cluster
+    timelines: Sequence[Timeline] = ()  # of the engines, by row
 
 
 def simulate(
+    context: typer.Context,
     workload: WorkloadName = "agent",
     trace: Trace = None,
     trace_scale: TraceScale = 1.0,
@@ -94,8 +105,8 @@ def simulate(
     policy: Policy = "auto",
     rho: Rho = 0.9,
     learner_tokens_per_s: LearnerTokensPerS = 0.0,
-    kv_tokens: KvTokens = 500_000,
-    max_running: MaxRunning = 256,
+    kv_tokens: KvTokens = 0,
+    max_running: MaxRunning = 0,
     host_kv_tokens: HostKvTokens = 0,
     engine: EngineCosts = None,
     slow: Slow = 1.0,
@@ -106,6 +117,8 @@ def simulate(
     to: To = None,
 ) -> Simulated:
     """Simulate training on clusters of these sizes and print the measures of each."""
+    if context.invoked_subcommand:
+        return Simulated()
     chosen = load_trace(trace, trace_scale) if trace else BUILT_IN[workload]
     sizes = {"kv_tokens": kv_tokens, "max_running": max_running, "host_kv_tokens": host_kv_tokens}
     every = SimSettings(
@@ -115,23 +128,24 @@ def simulate(
         policy=policy,
         rho=rho,
         learner_tokens_per_s=learner_tokens_per_s,
-        engine=_engine(chosen, _costs(engine) | sizes),
+        engine=_engine(chosen, _costs(engine) | {key: size for key, size in sizes.items() if size}),
         faults=(Fault(0, slow, fails),) if slow != 1.0 or fails else (),
         warmup_steps=warmup_steps,
         steps=steps,
         seed=seed,
     )
-    done = Simulated(to, [], [])
+    rows: list[dict[str, Any]] = []
+    timelines: list[Timeline] = []
     for count in _counts(servers):
         groups = groups_per_step or _groups(episodes, count, group_size)
         world = World(replace(every, servers=count, groups_per_step=groups), chosen)
-        done.rows.append({"servers": count} | world.run())
-        done.timelines.append(world.timeline)
-    plain_console().print(_table(done.rows, f"{chosen.name}, policy {policy}, seed {seed}"))
+        rows.append({"servers": count} | world.run())
+        timelines.append(world.timeline)
+    plain_console().print(_table(rows, f"{chosen.name}, policy {policy}, seed {seed}"))
     if to is not None:
         to.mkdir(parents=True, exist_ok=True)
-        (to / "result.json").write_text(json.dumps(done.rows, indent=1), encoding="utf-8")
-    return done
+        (to / "result.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    return Simulated(to, rows, timelines)
 
 
 def _engine(workload: Workload, values: dict[str, Any]) -> EngineModel:
@@ -162,16 +176,23 @@ def _counts(servers: str) -> list[int]:
 def _costs(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
-    known = ("a_s", "c_s", "d_s", "e_s", "restore_s")
+    costs, sizes = (*COSTS, "restore_s"), ("kv_tokens", "max_running", "host_kv_tokens")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"--engine {path}: {error}; give a JSON object of {', '.join(known)}"
+            f"--engine {path}: {error}; give a JSON object of {', '.join((*costs, *sizes))}"
         ) from None
-    wrong = [key for key in content if key not in known or not content[key] > 0]
+    wrong = [
+        key
+        for key, value in content.items()
+        if not isinstance(value, int | float) or not (value > 0 if key in costs else key in sizes)
+    ]
     if wrong:
-        raise ConfigError(f"--engine {path}: {', '.join(wrong)}: give positive {', '.join(known)} only")
+        raise ConfigError(
+            f"--engine {path}: {', '.join(wrong)}: give positive numbers for "
+            f"{', '.join((*costs, *sizes))} only"
+        )
     return dict(content)
 
 

@@ -2,10 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -13,11 +11,10 @@ from rich.table import Table
 from tailrace.config import ConfigError
 from tailrace_cli.commands.runs import OutputDir
 from tailrace_cli.console import plain_console
-from tailrace_cli.run_folders import find_run
+from tailrace_cli.event_log import log_of, read_events
 from tailrace_cli.why.causes import REMEDIES, Cause
 from tailrace_cli.why.path import PathPart, path_of_episode, path_of_run
 from tailrace_cli.why.timeline import Timeline, timeline_of
-from tailrace_protos.event import Event
 
 _NUM_CAUSES = 3
 
@@ -38,7 +35,7 @@ def show_times(run: str, episode_id: str, output_dir: str, console: Console) -> 
 
     `run` is a name, a directory or an `events.jsonl`.
     """
-    timeline = timeline_of(_events(_log_of(run, output_dir)))
+    timeline = timeline_of(read_events(log_of(run, output_dir)))
     if not episode_id:
         _show(path_of_run(timeline), f"{run}: {timeline.ended - timeline.began:.1f} s", console)
         return
@@ -51,30 +48,6 @@ def show_times(run: str, episode_id: str, output_dir: str, console: Console) -> 
         ) from None
     episode = timeline.episodes[episode_id]
     _show(path, f"{episode_id}: {episode.outcome}, {episode.num_turns} turns", console)
-
-
-def _log_of(run: str, output_dir: str) -> Path:
-    file = Path(run).expanduser()
-    for found in (file, file / "events.jsonl"):
-        if found.is_file():
-            return found
-    path = find_run(run, output_dir).path / "events.jsonl"
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist: nothing has happened yet in run {run}")
-    return path
-
-
-def _events(path: Path) -> Iterator[Event]:
-    """Yields the events of a log; a torn last line (the writer was killed) is left out."""
-    decoder = msgspec.json.Decoder(Event)
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                yield decoder.decode(line)
-            except msgspec.DecodeError as error:
-                raise ConfigError(f"{path}:{number} is no event of this Tailrace: {error}") from error
 
 
 def _example(timeline: Timeline) -> str:

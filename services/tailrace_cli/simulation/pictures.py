@@ -1,5 +1,6 @@
 """Pictures of simulated runs: timeline of the engines, histogram of token ages."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from matplotlib.figure import Figure
 from tailrace_cli.simulation.records import Timeline
 
 
-def draw(rows: list[dict[str, Any]], timelines: list[Timeline], folder: Path) -> None:
+def draw(rows: Sequence[dict[str, Any]], timelines: Sequence[Timeline], folder: Path) -> None:
     """Draw ages.png of all rows, and timeline_N.png of each by its number of servers."""
     for row, timeline in zip(rows, timelines, strict=True):
         _draw_timeline(timeline, folder / f"timeline_{row['servers']}.png")
@@ -33,7 +34,7 @@ def _draw_timeline(timeline: Timeline, path: Path) -> None:
     figure.savefig(path)
 
 
-def _draw_ages(rows: list[dict[str, Any]], path: Path) -> None:
+def _draw_ages(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw the share of sampled tokens by age, one line for each row."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axis = figure.subplots()

@@ -1,15 +1,18 @@
-"""Workloads from files: TraceLab's replay format, groups of a benchmark, quantiles of lengths."""
+"""Workloads from files: a run's events, TraceLab's replay format, groups of a benchmark, quantiles."""
 
 import csv
 import json
 import math
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from tailrace.config import ConfigError
+from tailrace_cli.event_log import log_of, read_events
 from tailrace_cli.simulation.workload import NORMAL, EpisodePlan, TurnPlan, Workload, correlated
+from tailrace_protos.event import EpisodeSettled
 
 COLUMNS = ("session_id", "round_idx", "prefix_len", "input_len", "output_len", "tool_wait_after_ms")
 TAU_TOOL_S = 2.0  # median wait of a tool call; the trace has none
@@ -17,8 +20,12 @@ TAU_TOOL_S = 2.0  # median wait of a tool call; the trace has none
 
 def load_trace(path: Path, scale: float = 1.0) -> Workload:
     """Read a workload; `scale` multiplies its tokens. Raises `ConfigError` for what it cannot read."""
+    if path.is_dir() or path.suffix == ".jsonl":
+        return _of_run(path, scale)
     if not path.is_file():
-        raise ConfigError(f"--trace {path}: there is no such file; give a .csv or .json file")
+        raise ConfigError(
+            f"--trace {path}: there is no such file; give a run's directory, a .csv or a .json file"
+        )
     if path.suffix == ".csv":
         sessions = _sessions(path, scale)
         return _of_groups(path.stem, [[plan] for plan in sessions])
@@ -30,6 +37,34 @@ def load_trace(path: Path, scale: float = 1.0) -> Workload:
     if "episodes" in content:
         return _of_groups(path.stem, _tasks(content, scale))
     raise ConfigError(f"--trace {path}: needs the key `episodes` or `output_tokens_quantiles`")
+
+
+def _of_run(path: Path, scale: float) -> Workload:
+    """Trained episodes of a run, in their groups; the turns of an episode are made equal."""
+    groups: dict[str, list[EpisodePlan]] = defaultdict(list)
+    for event in read_events(log_of(str(path), str(path.parent))):
+        body = event.body
+        if isinstance(body, EpisodeSettled) and body.phase == "train" and body.context_tokens > 0:
+            groups[body.group_id].append(_even_turns(body, scale))
+    if not groups:
+        raise ConfigError(f"--trace {path}: no train episode has ended with tokens; take a longer run")
+    return _of_groups(path.stem, list(groups.values()))
+
+
+def _even_turns(episode: EpisodeSettled, scale: float) -> EpisodePlan:
+    count, stages = max(episode.num_turns, 1), episode.stages
+    engine_s = (stages.prefill_s or 0.0) + (stages.decode_s or 0.0) + stages.reward_s
+    outside_s = max(episode.finished_unix_s - episode.started_unix_s - engine_s, 0.0)
+    replies = _in_parts(scale * episode.num_sampled_tokens, count)
+    news = _in_parts(scale * (episode.context_tokens - episode.num_sampled_tokens), count)
+    waits = [outside_s / (count - 1)] * (count - 1) if count > 1 else []
+    return tuple(map(TurnPlan, news, replies, [*waits, 0.0]))
+
+
+def _in_parts(tokens: float, count: int) -> list[int]:
+    """Splits a number of tokens; each part has at least one."""
+    ends = [round(max(tokens, count) * place / count) for place in range(count + 1)]
+    return [end - begin for begin, end in pairwise(ends)]
 
 
 def _sessions(path: Path, scale: float) -> list[EpisodePlan]:

@@ -12,7 +12,7 @@ import pytest
 from tailrace.bus import Bus, CallFailedError
 from tailrace.clock import SystemClock
 from tailrace.config import RunConfig
-from tailrace_protos.control import LeaseRequest
+from tailrace_protos.control import LeaseRequest, ServerStatus
 from tailrace_protos.episode import EpisodeTask, Outcome
 from tailrace_protos.event import Event, EventBody, LearnerResumed, WeightsPublished
 from tailrace_protos.subjects import Phase
@@ -118,6 +118,13 @@ class FakeBus:
         pass
 
 
+class FakeReports:
+    """Keeps nothing."""
+
+    def heard(self, status: ServerStatus) -> None:
+        pass
+
+
 class FakeMetrics:
     """A `metrics.jsonl` in memory."""
 
@@ -151,6 +158,7 @@ def made_actor(
         queue=world,
         events=world,
         metrics=FakeMetrics(),
+        reports=FakeReports(),
         clock=SystemClock(),
     )
     return SchedulerActor(

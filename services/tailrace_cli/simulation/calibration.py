@@ -1,0 +1,105 @@
+"""Costs of a real engine, fitted to the reports that its servers made in a run (`engines.jsonl`).
+
+Between two reports of a server the seconds in steps are a sum over its work, as in `EngineModel`:
+`a_s * steps + c_s * sampled + d_s * (KV read by the steps) + e_s * prefilled`. The KV is the mean of
+both reports. Costs are positive; the fit makes the sum of squared *relative* errors least.
+"""
+
+import statistics
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from tailrace.config import ConfigError
+from tailrace_protos.control import ServerStatus
+
+MIN_WINDOWS = 8
+LEAST_COST_S = 1e-12
+COSTS = ("a_s", "c_s", "d_s", "e_s")
+
+
+class Window(NamedTuple):
+    """What a server did between two of its reports."""
+
+    work: tuple[float, float, float, float]  # steps, sampled tokens, KV tokens read, prefilled tokens
+    step_s: float
+
+
+class Calibration(NamedTuple):
+    """Fitted costs."""
+
+    costs: dict[str, float]  # as `--engine` of `tailrace simulate` reads them, with K, R and host KV
+    num_windows: int
+    median_error: float  # |fitted - measured| / measured seconds of a window
+
+
+def read_reports(path: Path) -> list[ServerStatus]:
+    """Reads `engines.jsonl`; a torn last line is left out. Raises `ConfigError`."""
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}; the scheduler writes it while inference servers work"
+        ) from error
+    try:
+        return [msgspec.json.decode(line, type=ServerStatus) for line in lines]
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} holds a line that is no report: {error}") from error
+
+
+def windows_of(reports: Iterable[ServerStatus]) -> Iterator[Window]:
+    """Yields the work between reports of one start of a server."""
+    newest: dict[str, ServerStatus] = {}
+    for now in reports:
+        before = newest.get(now.server_id)
+        newest[now.server_id] = now
+        if before is None or before.incarnation != now.incarnation:
+            continue
+        steps = now.num_steps - before.num_steps
+        sampled = now.num_generated_tokens - before.num_generated_tokens
+        computed = now.num_computed_tokens - before.num_computed_tokens
+        step_s = now.step_s - before.step_s
+        if steps > 0 and step_s > 0:
+            read = steps * (before.used_tokens + now.used_tokens) / 2
+            yield Window((steps, sampled, read, max(computed - sampled, 0)), step_s)
+
+
+def fit(reports: list[ServerStatus]) -> Calibration:
+    """Fits costs to reports; raises `ConfigError` if there are too few."""
+    windows = list(windows_of(reports))
+    if len(windows) < MIN_WINDOWS:
+        raise ConfigError(
+            f"{len(windows)} pairs of reports with steps between them, and {MIN_WINDOWS} are needed: "
+            "take a longer run, on an engine that counts its steps (torch, vllm, sglang)"
+        )
+    measured = np.array([window.step_s for window in windows])
+    work = np.array([window.work for window in windows]) / measured[:, None]  # [windows, 4]
+    costs = _not_negative(work)
+    errors = np.abs(work @ costs - 1)
+    newest = reports[-1]
+    limits = {
+        "kv_tokens": newest.capacity_tokens,
+        "max_running": newest.max_running,
+        "host_kv_tokens": newest.host_capacity_tokens,
+    }
+    found = {name: max(float(cost), LEAST_COST_S) for name, cost in zip(COSTS, costs, strict=True)}
+    return Calibration(found | limits, len(windows), statistics.median(errors))
+
+
+def _not_negative(work: np.ndarray) -> np.ndarray:
+    """Least squares of `work @ costs = 1` over costs >= 0: the best of all choices of costs above 0."""
+    scale = np.maximum(np.abs(work).max(axis=0), 1e-30)
+    best, least = np.zeros(len(COSTS)), float(len(work))
+    for count in range(1, len(COSTS) + 1):
+        for columns in map(list, combinations(range(len(COSTS)), count)):
+            part = work[:, columns] / scale[columns]
+            found, *_ = np.linalg.lstsq(part, np.ones(len(work)), rcond=None)
+            error = float(((part @ found - 1) ** 2).sum())
+            if (found >= 0).all() and error < least:
+                best, least = np.zeros(len(COSTS)), error
+                best[columns] = found / scale[columns]
+    return best
