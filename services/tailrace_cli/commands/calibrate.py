@@ -30,6 +30,6 @@ def calibrate(
     for name, value in found.costs.items():
         console.print(f"{name:14} {value:.3g} s" if name in COSTS else f"{name:14} {value:,}")
     console.print(
-        f"fitted to {found.num_windows} intervals; half of them are within "
+        f"fitted to {found.num_intervals} intervals; half of them are within "
         f"{100 * found.median_error:.1f}% of the measured time"
     )

@@ -17,12 +17,12 @@ import numpy as np
 from tailrace.config import ConfigError
 from tailrace_protos.control import ServerStatus
 
-MIN_WINDOWS = 8
+MIN_INTERVALS = 8
 LEAST_COST_S = 1e-12
 COSTS = ("a_s", "c_s", "d_s", "e_s")
 
 
-class Window(NamedTuple):
+class Interval(NamedTuple):
     """What a server did between two of its reports."""
 
     work: tuple[float, float, float, float]  # steps, sampled tokens, KV tokens read, prefilled tokens
@@ -33,8 +33,8 @@ class Calibration(NamedTuple):
     """Fitted costs."""
 
     costs: dict[str, float]  # as `--engine` of `tailrace simulate` reads them, with K, R and host KV
-    num_windows: int
-    median_error: float  # |fitted - measured| / measured seconds of a window
+    num_intervals: int
+    median_error: float  # |fitted - measured| / measured seconds of a interval
 
 
 def read_reports(path: Path) -> list[ServerStatus]:
@@ -51,7 +51,7 @@ def read_reports(path: Path) -> list[ServerStatus]:
         raise ConfigError(f"{path} holds a line that is no report: {error}") from error
 
 
-def windows_of(reports: Iterable[ServerStatus]) -> Iterator[Window]:
+def intervals_of(reports: Iterable[ServerStatus]) -> Iterator[Interval]:
     """Yields the work between reports of one start of a server."""
     newest: dict[str, ServerStatus] = {}
     for now in reports:
@@ -65,19 +65,19 @@ def windows_of(reports: Iterable[ServerStatus]) -> Iterator[Window]:
         step_s = now.step_s - before.step_s
         if steps > 0 and step_s > 0:
             read = steps * (before.used_tokens + now.used_tokens) / 2
-            yield Window((steps, sampled, read, max(computed - sampled, 0)), step_s)
+            yield Interval((steps, sampled, read, max(computed - sampled, 0)), step_s)
 
 
 def fit(reports: list[ServerStatus]) -> Calibration:
     """Fits costs to reports; raises `ConfigError` if there are too few."""
-    windows = list(windows_of(reports))
-    if len(windows) < MIN_WINDOWS:
+    intervals = list(intervals_of(reports))
+    if len(intervals) < MIN_INTERVALS:
         raise ConfigError(
-            f"{len(windows)} pairs of reports with steps between them, and {MIN_WINDOWS} are needed: "
+            f"{len(intervals)} pairs of reports with steps between them, and {MIN_INTERVALS} are needed: "
             "take a longer run, on an engine that counts its steps (torch, vllm, sglang)"
         )
-    measured = np.array([window.step_s for window in windows])
-    work = np.array([window.work for window in windows]) / measured[:, None]  # [windows, 4]
+    measured = np.array([interval.step_s for interval in intervals])
+    work = np.array([interval.work for interval in intervals]) / measured[:, None]  # [intervals, 4]
     costs = _not_negative(work)
     errors = np.abs(work @ costs - 1)
     newest = reports[-1]
@@ -87,7 +87,7 @@ def fit(reports: list[ServerStatus]) -> Calibration:
         "host_kv_tokens": newest.host_capacity_tokens,
     }
     found = {name: max(float(cost), LEAST_COST_S) for name, cost in zip(COSTS, costs, strict=True)}
-    return Calibration(found | limits, len(windows), statistics.median(errors))
+    return Calibration(found | limits, len(intervals), statistics.median(errors))
 
 
 def _not_negative(work: np.ndarray) -> np.ndarray:

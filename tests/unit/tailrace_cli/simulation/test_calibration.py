@@ -61,7 +61,7 @@ def test_work_of_two_starts_of_a_server_is_not_mixed() -> None:
     old = list(reports(20))
     new = [msgspec.structs.replace(one, incarnation="b") for one in reports(20, seed=2)]
     mixed = fit([*old, *new])
-    assert mixed.num_windows == 40
+    assert mixed.num_intervals == 40
     assert mixed.median_error < 1e-6
 
 
