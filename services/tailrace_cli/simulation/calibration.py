@@ -23,7 +23,7 @@ COSTS = ("a_s", "c_s", "d_s", "e_s")
 
 
 class Interval(NamedTuple):
-    """What a server did between two of its reports."""
+    """Work of a server between two of its reports."""
 
     work: tuple[float, float, float, float]  # steps, sampled tokens, KV tokens read, prefilled tokens
     step_s: float
@@ -34,7 +34,7 @@ class Calibration(NamedTuple):
 
     costs: dict[str, float]  # as `--engine` of `tailrace simulate` reads them, with K, R and host KV
     num_intervals: int
-    median_error: float  # |fitted - measured| / measured seconds of a interval
+    median_error: float  # |fitted - measured| / measured seconds of an interval
 
 
 def read_reports(path: Path) -> list[ServerStatus]:
@@ -73,7 +73,7 @@ def fit(reports: list[ServerStatus]) -> Calibration:
     intervals = list(intervals_of(reports))
     if len(intervals) < MIN_INTERVALS:
         raise ConfigError(
-            f"{len(intervals)} pairs of reports with steps between them, and {MIN_INTERVALS} are needed: "
+            f"{len(intervals)} pairs of reports with steps between them, {MIN_INTERVALS} are needed: "
             "take a longer run, on an engine that counts its steps (torch, vllm, sglang)"
         )
     measured = np.array([interval.step_s for interval in intervals])
