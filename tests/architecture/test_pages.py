@@ -157,9 +157,13 @@ def test_commands_and_targets_are_there(name: str) -> None:
 def subcommand(words: list[str]) -> tuple[Any, list[str]]:
     """Returns a command and its own words; an unknown one raises a `UsageError`."""
     command: Any = typer.main.get_command(app)
-    while words and hasattr(command, "resolve_command"):
+    while words and hasattr(command, "resolve_command") and not _is_for_group(command, words[0]):
         _, command, words = command.resolve_command(command.context_class(command), words)
     return command, words
+
+
+def _is_for_group(command: Any, word: str) -> bool:
+    return command.invoke_without_command and word.startswith("-")
 
 
 def parse(words: list[str]) -> None:
