@@ -42,7 +42,7 @@ _HALF_TOLERANCE = 0.05  # mean over tokens, of attention that computes in half p
 _LONG = 5 * SHORT
 _LONG_OF_SHORT = 44  # for the CPU's kernels of short rows
 _LEAST_LONG = 12
-_NUM_DRAWS = 2  # of tokens: a near tie of a router can spoil one
+_NUM_DRAWS = 6  # of tokens: near ties of routers and of rounding spoil some, on each processor others
 
 
 class UntrainableModelError(ValueError):

@@ -13,8 +13,8 @@ from tailrace_scheduler.core.streams.records import StreamEpisode, StreamServer
 
 SLOWEST = 1.5  # times the step of a half-full server
 TRIM_S = 5.0
-THETA_LEAST, THETA_MOST = 0.5, 0.95
-TOO_MUCH, LITTLE = 0.05, 0.03  # share of time that recomputes
+THETA_LEAST, THETA_MOST = 0.3, 0.95
+TOO_MUCH, LITTLE = 0.12, 0.1  # share of time that recomputes
 LOWER_EVERY_S, RAISE_EVERY_S = 30.0, 10.0
 CACHED = 0.9  # share of a prefix that makes its server worth staying at
 
