@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from tailrace import processor
@@ -47,6 +48,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def _auto_means_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `cpu_matmul: auto` choose the same library on every processor; tests name the other one."""
     monkeypatch.setattr(processor, "is_intel", lambda: True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _loggers_follow_the_newest_configuration() -> Iterator[None]:
+    """Let a test see a module's lines, whatever other tests of this process configured before."""
+    configure, uncached = structlog.configure, {"cache_logger_on_first_use": False}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(structlog, "configure", lambda **given: configure(**given | uncached))
+        yield
 
 
 @pytest.fixture(scope="session")
