@@ -17,6 +17,7 @@ import pytest
 
 from tests.audit import build_ledger, check_ledger
 from tests.e2e.runs import ROOT, TAILRACE, environment
+from tests.world.processes import kill_all, words_of
 
 EXAMPLE = ROOT / "examples" / "calculator"
 DEADLINE_S = 600.0
@@ -106,7 +107,7 @@ def _until(condition: Callable[[], bool]) -> None:
 
 def _kill_service(train: subprocess.Popen[bytes], module: str) -> None:
     for child in psutil.Process(train.pid).children(recursive=True):
-        if module in child.cmdline():
-            child.kill()
+        if module in words_of(child):
+            kill_all([child])
             return
     raise AssertionError(f"no process of {module}")

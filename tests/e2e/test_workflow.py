@@ -18,6 +18,7 @@ from tailrace_protos.base import as_float32, as_int32
 from tests.audit import build_ledger, check_ledger
 from tests.e2e.runs import ROOT, TAILRACE, run
 from tests.provenance import versions_of
+from tests.world.processes import kill_all, words_of
 
 EXPERIMENT = ROOT / "examples" / "frameworks" / "openai_sdk"
 WORKFLOW = "openai_sdk_agent.DigitAgent"
@@ -56,8 +57,8 @@ def _kill_a_worker(run_dir: Path) -> None:
     while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
         time.sleep(0.05)
     for child in psutil.Process().children(recursive=True):
-        if "agents-1" in child.cmdline():
-            child.kill()
+        if "agents-1" in words_of(child):
+            kill_all([child])
             return
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from tailrace.config import Endpoints
 
@@ -73,3 +76,27 @@ class ServiceProcess:
     async def ended_async(self, timeout_s: float = 30.0) -> int:
         """The same while the loop goes on, in which the test's own services run."""
         return await asyncio.to_thread(self.ended, timeout_s)
+
+
+def is_alive(process: psutil.Process | int) -> bool:
+    """Whether it (or its number) runs; false of a zombie, and of one that ends at that moment."""
+    try:
+        process = psutil.Process(process) if isinstance(process, int) else process
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """Its command line; empty once it has ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def kill_all(processes: Iterable[psutil.Process]) -> None:
+    """SIGKILL to each that has not ended."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -9,6 +9,7 @@ last token of an aborted call; a call is aborted whether or not it has reached t
 
 import asyncio
 import atexit
+import contextlib
 import logging
 import signal
 import threading
@@ -163,7 +164,7 @@ class SGLangThread:
             except psutil.NoSuchProcess:
                 continue
             for member in family:
-                if member.is_running():
+                with contextlib.suppress(psutil.NoSuchProcess):
                     member.kill()
         psutil.wait_procs(self.processes, timeout=5.0)
         self._loop.call_soon_threadsafe(self._loop.stop)

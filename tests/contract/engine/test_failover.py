@@ -24,6 +24,7 @@ from tailrace_protos.episode import Lease
 from tailrace_protos.generation import FinishReason, SamplingParams, TokenChunk
 from tests.contract.engine.harness import ENGINE, TOLERANCE, make_model, own_logprobs
 from tests.e2e.runs import ROOT
+from tests.world.processes import kill_all
 
 NUM_NEW = 230
 SERVER = """
@@ -88,8 +89,7 @@ def server_process(engine: str, endpoint: str, folder: Path) -> Iterator[subproc
     )
     yield process
     if process.poll() is None:
-        for each in psutil.Process(process.pid).children(recursive=True):
-            each.kill()
+        kill_all(psutil.Process(process.pid).children(recursive=True))
         process.kill()
     process.communicate()
 

@@ -13,6 +13,7 @@ import pytest
 from tailrace_inference.engine.driver import EngineDriver
 from tailrace_inference.ports import EngineFailedError
 from tests.contract.engine.harness import ENGINE, Bench, weights_of
+from tests.world.processes import is_alive, words_of
 
 NOTICED_S = 2.0
 
@@ -20,10 +21,8 @@ NOTICED_S = 2.0
 def processes(others: set[int]) -> list[psutil.Process]:
     """The processes in which an engine computes; `others` are servers of other tests."""
     children = psutil.Process().children(recursive=True)
-    alive = [
-        each for each in children if each.status() != psutil.STATUS_ZOMBIE and each.pid not in others
-    ]
-    return [each for each in alive if "resource_tracker" not in " ".join(each.cmdline())]
+    alive = [each for each in children if is_alive(each) and each.pid not in others]
+    return [each for each in alive if "resource_tracker" not in " ".join(words_of(each))]
 
 
 def wound(engine: Any, way: signal.Signals, others: set[int]) -> None:

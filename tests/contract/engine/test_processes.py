@@ -14,6 +14,7 @@ import pytest
 from tailrace_inference.adapters.staging import OwnFolder
 from tests.contract.engine.harness import ENGINE
 from tests.e2e.runs import ROOT
+from tests.world.processes import kill_all
 
 pytestmark = pytest.mark.skipif(
     ENGINE in ("torch", "hf"), reason=f"{ENGINE} computes in the server's own process"
@@ -42,8 +43,8 @@ def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         env=os.environ | {"TMPDIR": str(tmp_path)},
     )
     yield process
-    for each in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else ():
-        each.kill()
+    if process.poll() is None:
+        kill_all(psutil.Process(process.pid).children(recursive=True))
     process.kill()
     process.communicate()
 

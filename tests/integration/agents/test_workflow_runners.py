@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tailrace.config import ConfigError
@@ -18,6 +17,7 @@ from tailrace_agents.adapters.workflow_pool import SubprocRunner
 from tailrace_agents.config import WorkflowArgs
 from tailrace_protos.episode import Outcome
 from tailrace_protos.session import SessionOpened
+from tests.world.processes import is_alive
 
 MODULE = '''
 import asyncio, ctypes, os, subprocess, sys, time
@@ -235,15 +235,8 @@ async def test_what_a_run_started_ends_with_it(tmp_path: Path) -> None:
         path = tmp_path / "pid"
         assert (await play(runner, "spawns", 1.0, path=str(path))).outcome is Outcome.TIMEOUT
         async with asyncio.timeout(10):
-            while _runs(int(path.read_text())):
+            while is_alive(int(path.read_text())):
                 await asyncio.sleep(0.01)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 async def test_an_abandoned_run_does_not_answer_the_next_one() -> None:

@@ -24,6 +24,7 @@ from tailrace_sandbox.config import SandboxConfig
 from tailrace_sandbox.ports import Execution, SandboxSession, Work
 from tests.integration.sandbox.attempts import calling
 from tests.integration.sandbox.box import LIMITS, Box
+from tests.world.processes import is_alive
 
 # What a stopped process may arm. Each prints nothing and counts `runs` up when it gets to run.
 _COUNT = (
@@ -214,7 +215,7 @@ def test_a_lost_session_tells_the_model_and_begins_anew(box: Box) -> None:
         killed = [parent, *parent.children(recursive=True)]
         parent.kill()
         deadline_s = time.monotonic() + 20
-        while any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in killed):
+        while any(is_alive(one) for one in killed):
             assert time.monotonic() < deadline_s
             await asyncio.sleep(0.01)
         results = [await tool.execute({"code": "x"}), await tool.execute({"code": "1 + 1"})]

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from tailrace_cli.cluster.guardian import sweep
+from tests.world.processes import is_alive
 
 _COMMAND = """
 import asyncio, sys, time
@@ -46,7 +47,7 @@ def test_a_hung_child_does_not_outlive_its_killed_parent(tmp_path: Path) -> None
     command.kill()
     command.wait()
     _, alive = psutil.wait_procs(processes, timeout=20)
-    assert [each for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []
+    assert [each for each in alive if is_alive(each)] == []
 
 
 def test_logs_are_readable_by_their_owner_alone(tmp_path: Path) -> None:

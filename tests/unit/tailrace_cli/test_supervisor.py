@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ import pytest
 
 from tailrace_cli.cluster.plan import ProcessSpec
 from tailrace_cli.cluster.supervisor import Supervisor
+from tests.world.processes import is_alive
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)"
@@ -140,10 +140,4 @@ asyncio.run(main())
     child = int(await asyncio.wait_for(parent.stdout.readline(), 20))
     parent.kill()
     await parent.wait()
-    await until(lambda: _is_gone(child))
-
-
-def _is_gone(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    return True
+    await until(lambda: not is_alive(child))
