@@ -113,6 +113,7 @@ class WeightsApplied(Message, frozen=True, tag="weights_applied"):
     error: str = ""
     relay: WeightSource | None = None  # address at which the server passes the version on
     target: str = ""  # as in the manifest of the version
+    damaged: bool = False  # the error: the bytes that came from weight_sync have wrong checksums
 
 
 class RouteRequest(Message, frozen=True, tag="route_request"):

@@ -65,6 +65,17 @@ class EngineFailedError(RuntimeError):
     """The engine died, or did not answer a control call in time; its process must be restarted."""
 
 
+class NotStagedError(RuntimeError):
+    """An update could not be loaded, for example without memory; the active version stays.
+
+    The same update may succeed later. Attribute: `policy_version`.
+    """
+
+    def __init__(self, policy_version: int, reason: str) -> None:
+        super().__init__(f"weights of policy version {policy_version} not loaded: {reason}")
+        self.policy_version = policy_version
+
+
 class WeightMismatchError(ValueError):
     """An update does not fit the model; the active version stays. Attribute: `policy_version`."""
 
@@ -131,13 +142,14 @@ class Engine(Protocol):
         """Loads weights beside the active ones, during generation.
 
         The tensors are a full set, or only the adapters that add to `base_version`. Their bytes may be
-        released afterwards. After a `WeightMismatchError` nothing has changed.
+        released afterwards. After a `WeightMismatchError` or `NotStagedError` nothing has changed.
         """
 
     async def apply(self) -> float:
         """Makes the staged weights active between two tokens; returns the seconds of the pause.
 
         Raises `EngineRefusalError` if the first weights show that the engine cannot run the model.
+        After an `EngineFailedError` parts of two versions may be active, and nothing more is generated.
         """
 
     async def pause(self) -> None:

@@ -99,6 +99,7 @@ class _Process:
             concurrency=8192,
         )
         service.loop("announce", self.announce_often)
+        service.loop("repair", self.sync.repair_often)
         if self.config.snapshot_interval_s > 0:
             service.loop("snapshot", self.snapshot_often)
 
@@ -172,6 +173,7 @@ class _Process:
             await self.save_base(newest)
             await asyncio.to_thread(self.snapshot.save, newest, data)
         except OSError as error:
+            self.sync.published.set()  # tried again after the interval
             metrics.FAILED_SNAPSHOTS.inc()
             log.error("snapshot not saved: free space", path=str(self.snapshot.path), error=str(error))
 

@@ -33,6 +33,7 @@ from tailrace_protos.weights import (
 )
 from tailrace_weight_sync import metrics
 from tailrace_weight_sync.adapters.redis_versions import RedisVersions
+from tailrace_weight_sync.adapters.repairs import Repairs
 from tailrace_weight_sync.adapters.routes import Routes
 from tailrace_weight_sync.adapters.segment_vault import SegmentVault
 from tailrace_weight_sync.adapters.targets import TargetVersions
@@ -45,7 +46,6 @@ _REFUSED = (
     ChecksumError,
     ConflictingOfferError,
     ManifestError,
-    SegmentSpaceError,
 )
 
 Announce = Callable[[WeightsAvailable], Awaitable[None]]
@@ -73,6 +73,7 @@ class WeightSync:
         self._broadcasts = broadcasts
         self._targets = targets  # by declared type
         self._routes = Routes(vault)
+        self._repairs = Repairs(catalogue, vault, targets.values())
         self._turn = asyncio.Lock()
         self.published = asyncio.Event()  # set with every new version
 
@@ -82,6 +83,10 @@ class WeightSync:
             async with self._turn:
                 with metrics.TAKE_SECONDS.time():
                     return WeightsTaken(await self._take(offer))
+        except SegmentSpaceError as error:  # room for one version was there: it may come again
+            had_room = self._catalogue.newest is not None
+            code = CallErrorCode.INTERNAL if had_room else CallErrorCode.INVALID
+            raise self._refusal(code, error) from error
         except _REFUSED as error:
             raise self._refusal(CallErrorCode.INVALID, error) from error
         except (WeightsGoneError, WeightsUnreachableError, StoreError) as error:
@@ -94,8 +99,10 @@ class WeightSync:
             return CurrentWeightsReply(self._available())
         try:
             return CurrentWeightsReply(await self._available_as(request.target))
-        except (SegmentSpaceError, WeightsGoneError) as error:
+        except (ChecksumError, SegmentSpaceError, WeightsGoneError) as error:
             log.error("weights not converted", target=request.target, error=str(error))
+            if isinstance(error, ChecksumError):
+                self._repairs.needed.set()
             raise CallFailedError(CallErrorCode.INTERNAL, str(error)) from error
 
     async def route(self, request: RouteRequest) -> RouteReply:
@@ -108,6 +115,8 @@ class WeightSync:
         if report.error:
             metrics.APPLIED_VERSIONS.labels("failed").inc()
             log.error("weights not applied", error=report.error, **ids)
+            if report.damaged:
+                self._repairs.needed.set()
         else:
             metrics.APPLIED_VERSIONS.labels("ok").inc()
             log.info("weights applied", fetch_s=report.fetch_s, swap_s=report.swap_s, **ids)
@@ -120,6 +129,15 @@ class WeightSync:
         available = self._available()
         if available is not None:
             await self._announce(available)
+
+    async def repair_often(self) -> None:
+        """Checks the newest version, and its base, after each report of wrong checksums."""
+        while True:
+            await self._repairs.needed.wait()
+            async with self._turn:
+                for policy_version in await self._repairs.repair():
+                    self._routes.drop(policy_version)
+                    await self.announce_newest()
 
     async def hold(self, manifest: WeightManifest) -> None:
         """Records and holds a version whose bytes are in the vault."""
@@ -160,6 +178,7 @@ class WeightSync:
         with metrics.DELTA_SECONDS.time():
             await self._vault.add_delta(self._catalogue.newest, manifest)
         await self.hold(manifest)
+        self._repairs.offered(offer)
         metrics.PUBLISHED_VERSIONS.inc()
         await self.announce_newest()
         log.info(

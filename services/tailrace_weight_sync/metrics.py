@@ -27,6 +27,10 @@ APPLIED_VERSIONS = Counter(
     "Versions that inference servers applied, by outcome.",
     ["outcome"],
 )
+REPAIRED_VERSIONS = Counter(
+    "tailrace_weight_sync_repaired_versions",
+    "Versions whose bytes changed in memory and were copied again from the learner.",
+)
 FAILED_SNAPSHOTS = Counter(
     "tailrace_weight_sync_failed_snapshots", "Snapshots that could not be written."
 )

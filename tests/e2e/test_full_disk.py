@@ -6,7 +6,6 @@ Needs the right to mount a small tmpfs; skipped elsewhere.
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,44 +15,24 @@ import pytest
 from tests.audit import build_ledger, check_ledger
 from tests.e2e.processes import log_lines, num_steps, running
 from tests.e2e.runs import command, run
+from tests.world.disk import fill, small_disk
 
 MAX_STEPS = 120  # far more than happen before the disk is full
 STUCK_FOR_S = 3.0  # no step for so long counts as waiting
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on a disk of its own, of 320 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    argv = ["mount", "-t", "tmpfs", "-o", "size=320m", "tmpfs", str(folder)]
-    try:
-        mounted = subprocess.run(argv, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("no mount command on this machine")
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount a small disk here: {mounted.stderr.strip()}")
-    try:
+    with small_disk(tmp_path / "disk", 320) as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(ballast: Path, size: int = 1 << 20) -> None:
-    """Take what is free on the disk, to the last byte that can be had."""
-    with ballast.open("ab", buffering=0) as file:
-        while size >= 512:
-            try:
-                file.write(b"\0" * size)
-            except OSError:
-                size //= 4
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("redis_fsync", ["everysec", "always"])
 def test_a_run_waits_while_its_disk_is_full_and_goes_on_when_there_is_room(
-    small_disk: Path, tmp_path: Path, redis_fsync: str
+    disk: Path, tmp_path: Path, redis_fsync: str
 ) -> None:
     argv = command(
         "train",
@@ -64,10 +43,10 @@ def test_a_run_waits_while_its_disk_is_full_and_goes_on_when_there_is_room(
         "learner.warm_start.num_steps=5",
         "cluster.min_free_disk_bytes=1000000",
         f"cluster.redis_fsync={redis_fsync}",
-        output_dir=small_disk,
+        output_dir=disk,
         exp_name="cramped",
     )
-    run_dir, ballast = small_disk / "cramped", small_disk / "ballast"
+    run_dir, ballast = disk / "cramped", disk / "ballast"
     with running(argv, tmp_path / "printed") as training:
         training.wait_until(lambda: num_steps(run_dir) >= 3)
         steps, since = -1, time.monotonic()
@@ -95,18 +74,18 @@ def test_a_run_waits_while_its_disk_is_full_and_goes_on_when_there_is_room(
     assert said & {"redis has room again", "redis is back"}, said
 
 
-def test_too_little_room_at_the_start_is_refused_with_the_remedy(small_disk: Path) -> None:
+def test_too_little_room_at_the_start_is_refused_with_the_remedy(disk: Path) -> None:
     wanted = "cluster.min_free_disk_bytes=1000000000"
-    result = run(command("train", wanted, output_dir=small_disk, exp_name="nowhere"))
+    result = run(command("train", wanted, output_dir=disk, exp_name="nowhere"))
     assert result.returncode == 2, result.stdout + result.stderr
     assert "MiB free" in result.stdout
     assert "choose another output_dir" in result.stdout
     assert "Traceback" not in result.stdout + result.stderr
 
 
-def test_a_disk_without_any_room_at_the_start_is_refused_with_the_remedy(small_disk: Path) -> None:
-    fill(small_disk / "ballast")
-    result = run(command("train", output_dir=small_disk, exp_name="nowhere"))
+def test_a_disk_without_any_room_at_the_start_is_refused_with_the_remedy(disk: Path) -> None:
+    fill(disk / "ballast")
+    result = run(command("train", output_dir=disk, exp_name="nowhere"))
     assert result.returncode == 2, result.stdout + result.stderr
     assert "free some space" in result.stdout
     assert "Traceback" not in result.stdout + result.stderr

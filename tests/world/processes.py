@@ -40,9 +40,17 @@ class ServiceProcess:
     log_path: Path
     arguments: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
+    prefix: tuple[str, ...] = ()  # words of another command that becomes this one
 
     def start(self) -> None:
-        argv = [sys.executable, "-m", f"tailrace_{self.service}", "--config", str(self.config)]
+        argv = [
+            *self.prefix,
+            sys.executable,
+            "-m",
+            f"tailrace_{self.service}",
+            "--config",
+            str(self.config),
+        ]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [*argv, *self.arguments], env=self.environment, stdout=log, stderr=log

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -24,7 +25,7 @@ from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.log import get_logger
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.weights import WeightStage
-from tailrace_inference.ports import EngineRefusalError, NamedTensor
+from tailrace_inference.ports import EngineRefusalError, NamedTensor, NotStagedError
 from tailrace_protos.weights import ModelCard
 
 log = get_logger(__name__)
@@ -174,7 +175,10 @@ class StagedEngine(ABC):
         self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
     ) -> None:
         """See `Engine`."""
-        path = await asyncio.to_thread(self._stage.write, tensors, policy_version, base_version)
+        try:
+            path = await asyncio.to_thread(self._stage.write, tensors, policy_version, base_version)
+        except (MemoryError, OSError, RuntimeError, SafetensorError) as error:
+            raise NotStagedError(policy_version, f"{type(error).__name__}: {error}") from error
         self._staged = policy_version, path
 
     def take_staged(self) -> tuple[int, Path]:

@@ -18,9 +18,15 @@ from tailrace.bus import BusError
 from tailrace.log import get_logger
 from tailrace.runtime import StopService
 from tailrace.tracing import current_traceparent, span
-from tailrace.weights import StagedWeights, WeightReceiver, WeightsError
+from tailrace.weights import ChecksumError, StagedWeights, WeightReceiver, WeightsError
 from tailrace_inference import metrics
-from tailrace_inference.ports import Engine, EngineFailedError, EngineRefusalError, WeightMismatchError
+from tailrace_inference.ports import (
+    Engine,
+    EngineFailedError,
+    EngineRefusalError,
+    NotStagedError,
+    WeightMismatchError,
+)
 from tailrace_protos.weights import WeightsApplied, WeightsAvailable
 
 log = get_logger(__name__)
@@ -121,6 +127,9 @@ class WeightFollower:
         except WeightMismatchError as error:  # the old version stays
             await self._refuse(policy_version, error)
             return
+        except NotStagedError as error:
+            await self._report_failure(policy_version, error)
+            return
         except (EngineRefusalError, EngineFailedError) as error:
             raise StopService(1, str(error)) from error
         self._policy_version = policy_version
@@ -148,5 +157,13 @@ class WeightFollower:
     async def _report_failure(self, policy_version: int, error: Exception) -> None:
         metrics.FAILED_UPDATES.inc()
         log.error("weights not applied", policy_version=policy_version, error=str(error))
-        failure = WeightsApplied(self._server_id, policy_version, 0.0, 0.0, 0.0, str(error))
+        failure = WeightsApplied(
+            self._server_id,
+            policy_version,
+            0.0,
+            0.0,
+            0.0,
+            error=str(error),
+            damaged=isinstance(error, ChecksumError),
+        )
         await self._receiver.report(failure)

@@ -1,7 +1,8 @@
 """`EngineDriver`: runs the torch engine, in the event loop or on a worker thread.
 
 Invariants: steps and swaps never overlap; chunks reach their callbacks in the event loop, in the
-order in which the engine made them; the event loop runs between two steps, so that requests can join.
+order in which the engine made them; the event loop runs between two steps, so that requests can join;
+after a swap that failed in the middle there is no further step.
 A step in the event loop costs no thread switch: best for steps of milliseconds (CPU, small models). A
 step in a thread keeps the loop free while a CUDA device computes.
 """
@@ -19,7 +20,14 @@ from tokenizers import Tokenizer
 from tailrace_inference import metrics
 from tailrace_inference.config import WEIGHTS_DTYPES, InferenceConfig
 from tailrace_inference.engine.engine import TorchEngine
-from tailrace_inference.ports import EngineFeatures, EngineStats, NamedTensor, OnChunk
+from tailrace_inference.ports import (
+    EngineFailedError,
+    EngineFeatures,
+    EngineStats,
+    NamedTensor,
+    NotStagedError,
+    OnChunk,
+)
 from tailrace_protos.generation import GenerateRequest, TokenChunk
 from tailrace_protos.weights import ModelCard
 
@@ -98,6 +106,7 @@ class EngineDriver:
         self._made: deque[tuple[OnChunk, TokenChunk]] = deque()
         self._steps: asyncio.Task[NoReturn] | None = None
         self._step_s = 0.0
+        self._torn: EngineFailedError | None = None  # parts of two versions may be active
 
     async def start(self) -> None:
         """See `Engine`."""
@@ -136,11 +145,14 @@ class EngineDriver:
         self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
     ) -> None:
         """See `Engine`."""
-        await asyncio.to_thread(self.engine.stage, tensors, policy_version, base_version)
+        try:
+            await asyncio.to_thread(self.engine.stage, tensors, policy_version, base_version)
+        except (MemoryError, RuntimeError) as error:  # the latter from torch
+            raise NotStagedError(policy_version, _told(error)) from error
 
     async def apply(self) -> float:
         """See `Engine`."""
-        swap_s = await self._between_steps(self.engine.apply)
+        swap_s = await self._between_steps(self._apply)
         self._deliver()
         return swap_s
 
@@ -182,6 +194,7 @@ class EngineDriver:
         while True:
             while self.engine.has_work():
                 async with self._turn:
+                    self._check()
                     began_s = time.perf_counter()
                     await self._on_engine_thread(self.engine.step)
                     took_s = time.perf_counter() - began_s
@@ -191,14 +204,27 @@ class EngineDriver:
                 await asyncio.sleep(0)
             self._deliver()
             self._wake.clear()
+            self._check()
             if not self.engine.has_work():
                 await self._wake.wait()
 
+    def _check(self) -> None:
+        if self._torn is not None:
+            raise self._torn
+
+    def _apply(self) -> float:
+        try:
+            return self.engine.apply()
+        except (MemoryError, RuntimeError) as error:
+            self._torn = EngineFailedError(f"the swap of the weights failed: {_told(error)}")
+            raise self._torn from error
+
     async def _between_steps(self, work: Callable[[], T]) -> T:
-        async with self._turn:
-            done = await self._on_engine_thread(work)
-        self._wake.set()
-        return done
+        try:
+            async with self._turn:
+                return await self._on_engine_thread(work)
+        finally:
+            self._wake.set()
 
     async def _on_engine_thread(self, work: Callable[[], T]) -> T:
         if self._executor is None:
@@ -213,6 +239,11 @@ class EngineDriver:
         while self._made:
             on_chunk, chunk = self._made.popleft()
             on_chunk(chunk)
+
+
+def _told(error: Exception) -> str:
+    """The error in one line."""
+    return f"{type(error).__name__}: {error}".split("\n", 1)[0]
 
 
 def torch_engine(card: ModelCard, config: InferenceConfig) -> EngineDriver:

@@ -161,6 +161,16 @@ class SegmentVault:
         segment = await copy_verified(manifest, source, self._host_id, self._folder, self._shm_folder)
         return SegmentCopy(segment, self._held)
 
+    async def is_whole(self, manifest: WeightManifest) -> bool:
+        """Says whether the bytes of a version still have its checksums."""
+        return await _is_whole(manifest, self._held[manifest.policy_version].data)
+
+    def replace(self, manifest: WeightManifest, copy: SegmentCopy) -> None:
+        """Holds a version in another segment; servers that map the old one keep their mapping."""
+        old = self._held[manifest.policy_version]
+        copy.seal(manifest)
+        old.close(delete=True)
+
     async def convert(
         self, manifest: WeightManifest, data: memoryview, plan: WeightManifest
     ) -> WeightManifest:
@@ -227,6 +237,6 @@ async def _is_whole(manifest: WeightManifest, data: memoryview) -> bool:
     try:
         await bulk(manifest.num_bytes, verify, manifest, data)
     except ChecksumError as error:
-        log.warning("damaged weights dropped", error=str(error))
+        log.warning("held weights are damaged", error=str(error))
         return False
     return True

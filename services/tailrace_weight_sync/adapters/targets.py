@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 from tailrace.log import get_logger
 from tailrace.weights import WeightsGoneError
+from tailrace.weights.copying import bulk
 from tailrace.weights.target_types import planned
+from tailrace.weights.tensors import verify
 from tailrace_protos.weights import WeightDelta, WeightManifest, WeightSource
 from tailrace_weight_sync import metrics
 from tailrace_weight_sync.adapters.routes import Routes
@@ -60,7 +62,8 @@ class TargetVersions:
     async def made(self, manifest: WeightManifest) -> WeightManifest | None:
         """Manifest of a whole held version in this type; None if it has this type already.
 
-        Raises `SegmentSpaceError`, or `WeightsGoneError` if it is dropped meanwhile.
+        Raises `SegmentSpaceError`, `ChecksumError` if the published bytes have changed, or
+        `WeightsGoneError` if it is dropped meanwhile.
         """
         plan = planned(manifest, self._target)
         if plan is None:
@@ -77,6 +80,7 @@ class TargetVersions:
         if data is None:
             raise WeightsGoneError(version, "a newer version has replaced it")
         with metrics.CONVERT_SECONDS.labels(self._target).time():
+            await bulk(manifest.num_bytes, verify, manifest, data)  # it gets checksums of its own
             made = await self._vault.convert(manifest, data, plan)
         if self._published(version) is None:
             self._vault.drop(version)
@@ -87,6 +91,15 @@ class TargetVersions:
             self._newest = made
         self._made[version] = made
         log.info("weights converted", policy_version=version, target=self._target)
+
+    async def drop_damaged(self, policy_version: int) -> bool:
+        """Deletes a version whose bytes have changed, so that it is made again; says whether it did."""
+        async with self._turn:
+            made = self._made.get(policy_version)
+            if made is None or await self._vault.is_whole(made):
+                return False
+            self.drop(policy_version)
+            return True
 
     def drop(self, policy_version: int) -> None:
         """Deletes a version."""

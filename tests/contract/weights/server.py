@@ -2,7 +2,8 @@
 
 `python -m tests.contract.weights.server RUN SERVER_ID HOST_ID BIND_HOST`; addresses are in the
 environment. A line holds the policy version, a hash of the tensors, the bytes that came over the
-network, the bytes passed on, and the number of process groups that it has joined.
+network, the bytes passed on, the holders that weight_sync named to it (empty: weight_sync itself), and
+the number of process groups that it has joined.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import xxhash
 from tailrace.bus import Bus, BusError
 from tailrace.config import Endpoints
 from tailrace.weights import WeightReceiver, WeightsError
-from tailrace_protos.weights import WeightsApplied
+from tailrace_protos.weights import RouteReply, WeightsApplied
 
 
 def struck(receive: Callable[..., None]) -> Callable[..., None]:
@@ -37,6 +38,17 @@ def struck(receive: Callable[..., None]) -> Callable[..., None]:
     return receive_after_signal
 
 
+def noted(route: Callable[..., Awaitable[RouteReply]], holders: set[str]) -> Any:
+    """`route` of a server, whose answers are kept."""
+
+    async def route_and_note(*args: Any) -> RouteReply:
+        reply = await route(*args)
+        holders.add(reply.server_id)
+        return reply
+
+    return route_and_note
+
+
 def tell(**line: Any) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
@@ -48,6 +60,8 @@ async def main(run: str, server_id: str, host_id: str, bind_host: str) -> None:
     bus = await Bus.connect(endpoints, name=server_id, run=run)
     receiver = WeightReceiver(bus, run, host_id, server_id, bind_host=bind_host)
     receiver.member._receive = struck(receiver.member._receive)  # type: ignore[method-assign]
+    holders: set[str] = set()
+    receiver.relay._route = noted(receiver.relay._route, holders)  # type: ignore[method-assign]
     served = -1
     while True:
         await asyncio.sleep(0.02)
@@ -69,8 +83,10 @@ async def main(run: str, server_id: str, host_id: str, bind_host: str) -> None:
             hash=content.hexdigest(),
             num_fetched=staged.num_fetched,
             num_relayed=receiver.relay.num_sent_bytes,
+            holders=sorted(holders),
             num_groups=receiver.member.num_groups,
         )
+        holders.clear()
 
 
 if __name__ == "__main__":

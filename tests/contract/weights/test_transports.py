@@ -78,10 +78,10 @@ class World:
     step: int = 0
     newest: int = -1
 
-    def add(self) -> Server:
-        """Starts one more server."""
+    def add(self, host: str = "") -> Server:
+        """Starts one more server; by default on a host of its own, if the way leads to others."""
         name = f"s{len(self.servers)}"
-        host, bind = (HOST_ID, "") if WAYS[self.way][1] else (f"host-{name}", "127.0.0.2")
+        host, bind = (HOST_ID, "") if WAYS[self.way][1] else (host or f"host-{name}", "127.0.0.2")
         log = self.folder / f"{name}.log"
         argv = [sys.executable, "-m", "tests.contract.weights.server"]
         with log.open("wb") as out:
@@ -209,3 +209,22 @@ async def test_a_member_that_dies_or_stops_in_a_broadcast_holds_nobody_up(
         lost.process.send_signal(signal.SIGCONT)
         await world.all_have(world.newest, [lost])
         await world.all_have(await world.publish(), servers)
+
+
+@pytest.mark.parametrize("world", ["relays"], indirect=True)
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_late_server_fetches_from_the_nearest_holder_and_around_a_dead_one(
+    world: World, fault: signal.Signals
+) -> None:
+    first, second = world.add(), world.add()
+    await world.all_have(await world.publish(), [first, second])
+    near = world.add(host="host-s0")
+    (line,) = await world.all_have(world.newest, [near])
+    assert line["holders"] == ["s0"]
+    first.process.send_signal(fault)
+    late = world.add(host="host-s0")
+    (line,) = await world.all_have(world.newest, [late])
+    assert line["holders"] == ["s0", "s2"], (
+        "the other server of the host takes the place of the dead one"
+    )
+    await world.all_have(await world.publish(), [second, near, late])

@@ -19,7 +19,7 @@ from tailrace.weights import (
     WeightReceiver,
     WeightsNotTakenError,
 )
-from tailrace.weights.segment import SegmentFolder
+from tailrace.weights.segment import SegmentFolder, default_folder
 from tailrace.weights.tensors import fill, layout
 from tailrace_protos import subjects
 from tailrace_protos.event import ServerWeightsApplied, WeightsPublished
@@ -79,6 +79,15 @@ async def newest_with(receiver: WeightReceiver, policy_version: int) -> WeightsA
             available = await receiver.current()
             if available is not None and available.manifest.policy_version == policy_version:
                 return available
+
+
+def damage(available: WeightsAvailable, *, at: int) -> None:
+    """Changes a byte of a version in the shared memory of weight_sync."""
+    with (default_folder() / available.source.shm_name).open("r+b") as segment:
+        segment.seek(at)
+        (byte,) = segment.read(1)
+        segment.seek(at)
+        segment.write(bytes([byte ^ 1]))
 
 
 @pytest.mark.parametrize("host_id", [HOST_ID, "another-host"])
@@ -178,6 +187,47 @@ async def test_bytes_damaged_on_the_way_are_found_by_the_receiver(
     )
     with pytest.raises(ChecksumError, match=r"model\.embed\.weight"):
         await receiver.fetch(WeightsAvailable(manifest, available.source))
+
+
+async def test_a_version_damaged_in_memory_is_copied_again_from_the_learner(
+    publisher: WeightPublisher, bus: Bus, run_name: str, weight_sync: WeightSyncProcess
+) -> None:
+    version = await publisher.publish(weights(0), lineage="a", optimizer_step=0)
+    near, far = (WeightReceiver(bus, run_name, host, host) for host in (HOST_ID, "another-host"))
+    available = await newest(near)
+    damage(available, at=17)
+    for receiver in (near, far):
+        with pytest.raises(ChecksumError, match=r"model\.embed\.weight"):
+            await receiver.fetch(available)
+    failed = WeightsApplied("s0", version, 0.0, 0.0, 0.0, "a wrong checksum", damaged=True)
+    await near.report(failed)
+    async with asyncio.timeout(60):
+        while (repaired := await newest(near)).source == available.source:
+            await asyncio.sleep(0.01)
+    assert repaired.manifest == available.manifest
+    for receiver in (near, far):
+        assert same(await receiver.fetch(repaired), weights(0))
+        await receiver.close()
+
+
+async def test_damage_that_cannot_be_repaired_is_told_with_the_remedy(
+    publisher: WeightPublisher, bus: Bus, run_name: str, weight_sync: WeightSyncProcess
+) -> None:
+    version = await publisher.publish(weights(0), lineage="a", optimizer_step=0)
+    await publisher.close()  # the learner's copy is gone
+    receiver = WeightReceiver(bus, run_name, HOST_ID, "s0")
+    available = await newest(receiver)
+    damage(available, at=17)
+    failed = WeightsApplied("s0", version, 0.0, 0.0, 0.0, "a wrong checksum", damaged=True)
+    await receiver.report(failed)
+    async with asyncio.timeout(60):
+        while "damaged weights stay" not in weight_sync.log:
+            await asyncio.sleep(0.01)
+    assert "restart weight_sync" in weight_sync.log
+    weight_sync.kill()
+    weight_sync.start()
+    assert same(await receiver.fetch(await newest_with(receiver, version)), weights(0))
+    await receiver.close()
 
 
 async def test_reports_become_events_once_and_failures_none(

@@ -15,7 +15,13 @@ from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.checkpoint import CheckpointError, engine_from_checkpoint
 from tailrace_inference.engine.driver import EngineDriver, SteppedEngine
 from tailrace_inference.handlers import InferenceHandler
-from tailrace_inference.ports import EngineStats, NamedTensor, OnChunk
+from tailrace_inference.ports import (
+    EngineFailedError,
+    EngineStats,
+    NamedTensor,
+    NotStagedError,
+    OnChunk,
+)
 from tailrace_protos.base import as_int32, pack_int32
 from tailrace_protos.control import ServerState
 from tailrace_protos.generation import (
@@ -32,6 +38,7 @@ class FakeEngine:
     """Answers a request with one token per step, from its prompt; breaks on the prompt [13]."""
 
     def __init__(self) -> None:
+        self.error: Exception | None = None  # of the next update
         self.threads: set[int] = set()
         self.left: dict[str, tuple[list[int], OnChunk]] = {}
         self.applied_on: int | None = None
@@ -55,9 +62,12 @@ class FakeEngine:
     def stage(
         self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
     ) -> None:
-        raise NotImplementedError
+        if self.error is not None:
+            raise self.error
 
     def apply(self) -> float:
+        if self.error is not None:
+            raise self.error
         self.applied_on = threading.get_ident()
         return 0.25
 
@@ -160,6 +170,39 @@ async def test_a_broken_engine_ends_the_driver_and_every_call_is_told() -> None:
         assert sink.chunks[-1].error is not None
         assert sink.chunks[-1].error.code is CallErrorCode.INTERNAL
     assert (handler.num_failed, handler.num_open) == (2, 0)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("out of memory\nwith a long trace")])
+async def test_an_update_that_cannot_be_loaded_changes_nothing(
+    driver: EngineDriver, error: Exception
+) -> None:
+    assert isinstance(driver.engine, FakeEngine)
+    driver.engine.error = error
+    with pytest.raises(NotStagedError, match=f"version 7 not loaded: {type(error).__name__}") as told:
+        await driver.stage([], 7)
+    assert "\n" not in str(told.value)
+    driver.engine.error = None
+    await driver.stage([], 7)
+    assert await driver.apply() == 0.25
+    sink = Sink()
+    driver.submit(request("a", [1, 2]), sink.send)
+    await sink.ended.wait()
+    assert sink.ids == [1, 2]
+
+
+async def test_after_a_swap_that_failed_in_the_middle_no_token_is_computed(
+    driver: EngineDriver,
+) -> None:
+    assert isinstance(driver.engine, FakeEngine)
+    driver.engine.error = RuntimeError("half of it is copied")
+    sink = Sink()
+    with pytest.raises(EngineFailedError, match="half of it is copied"):
+        await driver.apply()
+    driver.submit(request("a", [1, 2]), sink.send)
+    with pytest.raises(EngineFailedError, match="half of it is copied"):
+        async with asyncio.timeout(60):
+            await driver.watch()
+    assert sink.chunks == []
 
 
 async def test_only_a_ready_server_takes_calls() -> None:
