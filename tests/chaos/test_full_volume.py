@@ -16,6 +16,7 @@ import pytest
 from tailrace.bus import Bus
 from tailrace.config import Endpoints
 from tailrace.store import Outbox, StoreConnection
+from tailrace.weights import WeightsNotTakenError
 from tailrace_weight_sync.adapters.snapshot_file import SnapshotFile
 from tests.chaos.weight_run import DEADLINE_S, WeightRun, audited
 from tests.world.disk import fill, small_disk, with_own_memory
@@ -95,3 +96,13 @@ async def test_full_disks_delay_versions_and_end_nothing(run: WeightRun, outbox:
     assert all(process.running.poll() is None for process in run.processes)
     assert not any("weights file not read" in server.log for server in run.servers)
     await audited(run, outbox)
+
+
+async def test_memory_without_room_for_the_first_version_is_told_at_once_with_the_remedy(
+    bus: Bus, endpoints: Endpoints, tmp_path: Path, redis: StoreConnection
+) -> None:
+    run = WeightRun(bus, endpoints, tmp_path, hosts=[])
+    run.weight_sync.prefix = with_own_memory(2)
+    with pytest.raises(WeightsNotTakenError, match=r"in /dev/shm\. Remedy: enlarge it"):
+        async with run.running(redis):
+            pytest.fail("the version does not fit")

@@ -9,13 +9,19 @@ import pytest
 import torch
 
 from tailrace.bus import Bus
-from tailrace.weights import StagedWeights, TensorBytes, WeightPublisher, WeightReceiver
-from tailrace.weights.errors import TargetTypeError
+from tailrace.weights import (
+    ChecksumError,
+    StagedWeights,
+    TensorBytes,
+    WeightPublisher,
+    WeightReceiver,
+)
+from tailrace.weights.errors import TargetTypeError, WeightsError
 from tailrace.weights.target_types import BLOCK, SCALE
 from tailrace_inference.ports import NamedTensor
 from tailrace_protos.weights import WeightsApplied
 from tests.integration.weight_sync.conftest import HOST_ID, WeightSyncProcess
-from tests.integration.weight_sync.test_weight_sync import newest, newest_with, publisher
+from tests.integration.weight_sync.test_weight_sync import damage, newest, newest_with, publisher
 
 __all__ = ["publisher"]
 LINEAR, EMBEDDING = "model.layers.0.mlp.up_proj.weight", "model.embed_tokens.weight"
@@ -165,3 +171,32 @@ async def test_versions_that_have_the_type_already_are_not_copied_and_unknown_ty
     wrong = WeightReceiver(bus, bus.run, HOST_ID, "s1", target="int3")
     with pytest.raises(TargetTypeError, match=r"int3.*none of bfloat16, float8_e4m3fn"):
         await wrong.in_own_type(available)
+
+
+@pytest.mark.parametrize("damaged", ["converted", "published"])
+async def test_damaged_bytes_are_neither_served_nor_converted_and_made_again(
+    publisher: WeightPublisher, bus: Bus, weight_sync: WeightSyncProcess, damaged: str
+) -> None:
+    receiver = WeightReceiver(bus, bus.run, HOST_ID, "s0", target="bfloat16")
+    plain = WeightReceiver(bus, bus.run, HOST_ID, "s1")
+    await publisher.publish(as_bytes(matrices(0)), lineage="a", optimizer_step=0)
+    announced = await newest(plain)
+    if damaged == "published":
+        damage(announced, at=17)  # noticed before the conversion
+    else:
+        damage(await newest(receiver), at=17)
+        with pytest.raises(ChecksumError):
+            await receiver.fetch(await newest(receiver))
+        version = announced.manifest.policy_version
+        await receiver.report(WeightsApplied("s0", version, 0.0, 0.0, 0.0, "wrong", damaged=True))
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                staged = await receiver.fetch(await receiver.in_own_type(announced))
+                break
+            except WeightsError:
+                await asyncio.sleep(0.01)
+    check(staged, "bfloat16", 0)
+    was_copied = "damaged weights copied again from the learner" in weight_sync.log
+    assert was_copied == (damaged == "published")
+    await receiver.close()

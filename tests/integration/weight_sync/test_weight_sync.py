@@ -90,6 +90,14 @@ def damage(available: WeightsAvailable, *, at: int) -> None:
         segment.write(bytes([byte ^ 1]))
 
 
+async def has_snapshot(weight_sync: WeightSyncProcess) -> None:
+    """Waits for the first snapshot."""
+    snapshot = weight_sync.config.parent / "state" / "weight_sync" / f"{weight_sync.run}.weights"
+    async with asyncio.timeout(60):
+        while not snapshot.exists():
+            await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("host_id", [HOST_ID, "another-host"])
 async def test_a_server_gets_the_learners_weights_byte_for_byte(
     publisher: WeightPublisher, bus: Bus, run_name: str, host_id: str, outbox: Outbox
@@ -214,6 +222,7 @@ async def test_damage_that_cannot_be_repaired_is_told_with_the_remedy(
     publisher: WeightPublisher, bus: Bus, run_name: str, weight_sync: WeightSyncProcess
 ) -> None:
     version = await publisher.publish(weights(0), lineage="a", optimizer_step=0)
+    await has_snapshot(weight_sync)
     await publisher.close()  # the learner's copy is gone
     receiver = WeightReceiver(bus, run_name, HOST_ID, "s0")
     available = await newest(receiver)
@@ -257,10 +266,7 @@ async def test_a_killed_weight_sync_serves_its_newest_version_again_without_the_
     publisher = WeightPublisher(bus, run_name, HOST_ID)
     version = await publisher.publish(weights(5), lineage="a", optimizer_step=5)
     await publisher.close()
-    snapshot = weight_sync.config.parent / "state" / "weight_sync" / f"{run_name}.weights"
-    async with asyncio.timeout(10):
-        while not snapshot.exists():
-            await asyncio.sleep(0.01)
+    await has_snapshot(weight_sync)
     weight_sync.kill()
     assert weight_sync.segments()
     if memory == "lost":
