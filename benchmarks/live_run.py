@@ -26,13 +26,16 @@ VICTIMS = {  # name -> names of the program
     "redis-server": ("redis-server", "valkey-server"),
 }
 DEADLINE_S = 60.0
-# Failures of long ago do not slow the restart of the next one, as in a run where they are rare.
+# Failures of long ago do not slow the restart of the next one, as where they are rare. The model hardly
+# learns: its games stay as long as they are, and their groups as different.
 SETTINGS = (
     "exp_name=recovery",
     "max_steps=1000000",
     "eval_steps=0",
     "save_steps=20",
     "learner.warm_start.num_steps=40",
+    "learner.training_args.learning_rate=1e-6",
+    "scheduler.max_untrained_steps=0",
     "agents.custom_envs.frozen_lake.env_config.invalid_action_penalty=0.1",
     "cluster.num_inference_servers=2",
     "cluster.num_agents_workers=2",
