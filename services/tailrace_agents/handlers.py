@@ -110,6 +110,9 @@ class EpisodeHandler:
         """
         clock = self._parts.clock
         started_unix_s = clock.unix_s()
+        # Its message may have waited while the run was stopped. The scheduler ends the group's time.
+        deadline_unix_s = max(task.deadline_unix_s, started_unix_s + task.timeout_s)
+        task = msgspec.structs.replace(task, deadline_unix_s=deadline_unix_s)
         player = self._parts.players.get(task.task.env_name)
         stopping = asyncio.timeout(None)
         if player is None or player.is_stoppable:

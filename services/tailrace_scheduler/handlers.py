@@ -38,7 +38,7 @@ from tailrace_scheduler import metrics
 from tailrace_scheduler.adapters.executor import Executor
 from tailrace_scheduler.adapters.traces import RootSpans
 from tailrace_scheduler.core.decisions import Decision, StoreDecision
-from tailrace_scheduler.core.run_log import Change, Rewind, fold
+from tailrace_scheduler.core.run_log import Change, Rewind
 from tailrace_scheduler.core.scheduler import SchedulerCore
 from tailrace_scheduler.core.streams.credit import REASONS
 from tailrace_scheduler.core.streams.decisions import ProbeServer
@@ -143,15 +143,14 @@ class SchedulerActor:
     async def start(self) -> None:
         """Become the run's only scheduler and replay its log."""
         await self._become_only_one()
-        events = self._world.events.recover()
-        rows = fold(self._core.replay(events, self._clock.unix_s()))
+        rows = self._core.replay(self._world.events.recover(), self._clock.unix_s())
         await self._write(lambda: self._world.metrics.recover(rows))
         await self._world.queue.provision()
         await self._world.store.emit(
             f"run_started/{uuid.uuid4().hex}", RunStarted(self._world.run, self._world.config_digest)
         )
         await self._world.bus.registry.watch(self.on_status)
-        log.info("log replayed", num_events=len(events), num_rows=len(rows))
+        log.info("log replayed", num_rows=len(rows))
 
     async def _become_only_one(self) -> None:
         backoff = Backoff(0.2, 1.0)

@@ -1,6 +1,6 @@
 """Ports of the scheduler: store, queue, event source and files, with their records."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -147,8 +147,8 @@ class EventLog(Protocol):
         """Become the run's only writer; False while another scheduler is."""
         ...
 
-    def recover(self) -> list[Event]:
-        """All events written so far."""
+    def recover(self) -> Iterator[Event]:
+        """Yields all events written so far; `append` is for when the last one has been taken."""
         ...
 
     def append(self, events: Sequence[Event]) -> list[Event]:

@@ -13,36 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.live_run import VICTIMS, find
 from tests.audit import build_ledger, check_ledger
 from tests.e2e.runs import command, environment
 
-VICTIMS = (
-    "tailrace_scheduler",
-    "tailrace_agents",
-    "tailrace_inference",
-    "tailrace_reward",
-    "tailrace_learner",
-    "tailrace_weight_sync",
-    "nats-server",
-    "redis-server",
-)
-BINARIES = {"redis-server": ("redis-server", "valkey-server")}  # whichever the cluster found
 DEADLINE_S = 420.0
 MAX_STEPS = 300
 SEED = int(os.environ.get("CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
-
-
-def find(parent: psutil.Process, victim: str) -> psutil.Process | None:
-    """The child that runs `victim` now, or None while it is being restarted."""
-    for child in parent.children(recursive=True):
-        try:
-            words = " ".join(child.cmdline()).split()  # redis-server rewrites its arguments as one
-        except psutil.Error:
-            continue
-        names = BINARIES.get(victim, (victim,))
-        if any(word.rpartition("/")[2] in names for word in words):
-            return child
-    return None
 
 
 def wait_for_victim(
@@ -52,7 +29,7 @@ def wait_for_victim(
     while time.monotonic() < deadline:
         if process.poll() is not None:
             return None
-        found = find(psutil.Process(process.pid), victim)
+        found = find(psutil.Process(process.pid), VICTIMS[victim])
         if found is not None:
             return found
         time.sleep(0.02)

@@ -57,7 +57,7 @@ def newest_step(run_dir: Path) -> int:
 def kill_rank(process: subprocess.Popen[str], rank: str, deadline: float) -> None:
     """SIGKILL for one rank of the learner, as soon as there is one."""
     while time.monotonic() < deadline:
-        launcher = wait_for_victim(process, "tailrace_learner", deadline)
+        launcher = wait_for_victim(process, "learner", deadline)
         assert launcher is not None, "the run ended before the kill"
         for child in launcher.children():
             try:
@@ -74,7 +74,7 @@ def kill_in_a_write(process: subprocess.Popen[str], run_dir: Path, deadline: flo
     """SIGKILL for the whole learner while a checkpoint is half written; the torn folder."""
     checkpoints = run_dir / "checkpoints"
     while time.monotonic() < deadline:
-        launcher = wait_for_victim(process, "tailrace_learner", deadline)
+        launcher = wait_for_victim(process, "learner", deadline)
         assert launcher is not None, "the run ended before the kill"
         torn = next(checkpoints.glob(".part-*"), None)
         if torn is None:

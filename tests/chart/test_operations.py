@@ -87,7 +87,10 @@ def test_the_run_ends_and_takes_all_workloads_with_it(everything: Any) -> None:
     stopped = set(args[args.index("--then-stop") + 1 :]) - {"-"}
     running = {f"{kind}/{name}" for kind, name in everything if kind in ("Deployment", "StatefulSet")}
     assert stopped == running
-    assert args.index("-") < args.index("StatefulSet/demo-nats")
+    order = args[args.index("--then-stop") + 1 :]
+    assert order[:2] == ["Deployment/demo-autoscaler", "-"], "else it sets replicas again"
+    assert order.index("StatefulSet/demo-learner") < order.index("-", 2)
+    assert order.index("-", 2) < order.index("StatefulSet/demo-nats")
     (rule,) = job["spec"]["podFailurePolicy"]["rules"]
     assert rule["action"] == "FailJob"
     assert rule["onExitCodes"]["values"] == [1, 2]

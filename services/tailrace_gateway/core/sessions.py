@@ -63,7 +63,7 @@ class Sessions:
         return len(self._sessions)
 
     async def open(self, record: OpenSession) -> str:
-        """Open a session, or find the open one of this id; return its key."""
+        """Open a session, or find the open one of this id and give it these limits; return its key."""
         who, nonce = self.identity, uuid.uuid4().hex
         fresh = self.key_of(record.episode_id, nonce)
         lifetime_s = max(record.limits.deadline_unix_s - self._clock.unix_s(), 0.0) + who.keep_s
@@ -75,6 +75,9 @@ class Sessions:
             self.forget(record.episode_id)  # an earlier session of this id
             self._begin(record, nonce)
             return fresh
+        known = self.known(record.episode_id)
+        if known is not None and known.nonce == kept:
+            known.record, known.sampling = record, self._sampling(record.sampling)
         return self.key_of(record.episode_id, kept)
 
     def key_of(self, session_id: str, nonce: str) -> str:

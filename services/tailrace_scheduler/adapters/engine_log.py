@@ -29,7 +29,7 @@ class EngineLog:
     def heard(self, status: ServerStatus) -> None:
         """Takes a heartbeat; of most it keeps nothing."""
         if self._num_lines < 0:
-            self._num_lines = len(self._file.recover())
+            self._num_lines = sum(1 for _ in self._file.recover())
         before = self._kept.get(status.server_id)
         if before is not None and before.incarnation == status.incarnation:
             interval_s = INTERVAL_S * 2 ** (self._num_lines // LINES_AT_INTERVAL)

@@ -8,7 +8,7 @@ returns, so killing the process loses none; a machine that loses power may.
 import errno
 import fcntl
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -48,13 +48,16 @@ class LineFile:
             return False
         return True
 
-    def recover(self) -> list[bytes]:
-        """All complete lines; a torn one at the end is cut off."""
-        content = self.path.read_bytes()
-        self._size = content.rfind(b"\n") + 1
-        if self._size < len(content):
+    def recover(self) -> Iterator[bytes]:
+        """Yields all complete lines; after the last one cuts off a torn one at the end."""
+        self._size = 0
+        with self.path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    self._size += len(line)
+                    yield line
+        if self._size < os.fstat(self._descriptor).st_size:
             os.ftruncate(self._descriptor, self._size)
-        return content[: self._size].splitlines()
 
     def append(self, lines: Iterable[bytes]) -> None:
         """Add lines, all or none; raises `DiskFullError`."""
@@ -87,18 +90,20 @@ class EventFile:
         """Become the run's only writer; False while another scheduler is."""
         return self._file.lock()
 
-    def recover(self) -> list[Event]:
-        """All events written so far."""
+    def recover(self) -> Iterator[Event]:
+        """Yields all events written so far; `append` is for when the last one has been taken."""
+        event = None
         try:
-            events = [_event_decoder.decode(line) for line in self._file.recover()]
+            for line in self._file.recover():
+                event = _event_decoder.decode(line)
+                yield event
         except msgspec.DecodeError as error:
             raise ConfigError(
                 f"{self._file.path} holds a line that is no event ({error}): something else "
                 "wrote to it; choose another exp_name, or move the run directory away"
             ) from error
-        if events:
-            self._last = order(events[-1].seq)
-        return events
+        if event is not None:
+            self._last = order(event.seq)
 
     def append(self, events: Sequence[Event]) -> list[Event]:
         """Write those that are newer than the last one written; returns them."""
@@ -157,7 +162,8 @@ class MetricsFile:
         fresh.replace(self._path)
         self._file.close()
         self._file = LineFile(self._path)
-        self._file.recover()
+        for _ in self._file.recover():
+            pass
 
 
 def order(seq: str) -> tuple[int, int]:

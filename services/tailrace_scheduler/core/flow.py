@@ -73,8 +73,10 @@ class EpisodeFlow:
             of_group.setdefault(task.group_id, {})[task.member] = task
         for plan in plans:
             self.groups.add(plan, of_group.get(plan.group_id, {}))
-            # Whether one still waits for an agent outside is told by the workers' next reports.
-            self.groups.postpone(plan.group_id, now_s + self._config.lease_ttl_s)
+            # Its time begins anew: nobody may have played while the run was stopped. Whether one still
+            # waits for an agent outside is told by the workers' next reports.
+            timeout_s = max(plan.timeout_s, self._config.lease_ttl_s)
+            self.groups.postpone(plan.group_id, now_s + timeout_s)
         self.feed.begin(step, self.groups, now_s, waiting)
 
     def apply(self, body: EventBody) -> None:

@@ -50,11 +50,11 @@ from tailrace_scheduler.core.health import ServingState
 from tailrace_scheduler.core.idle import IdleLedger, Situation
 from tailrace_scheduler.core.lineage import Lineage
 from tailrace_scheduler.core.run_health import Counts, Standing
-from tailrace_scheduler.core.run_log import Change, CutIdle, RunLog
+from tailrace_scheduler.core.run_log import Change, CutIdle, RunLog, fold
 from tailrace_scheduler.core.streams.credit import EVALUATION, WEIGHTS
 from tailrace_scheduler.core.tasks import TaskSource, TrainGroups
 from tailrace_scheduler.core.vitals import Vitals
-from tailrace_scheduler.ports import GroupPlan
+from tailrace_scheduler.ports import GroupPlan, Row
 
 
 class SchedulerCore:
@@ -86,15 +86,17 @@ class SchedulerCore:
 
     # Events
 
-    def replay(self, events: Iterable[Event], now_s: float) -> list[Change]:
-        """Apply what `events.jsonl` holds; idle time of intervals not watched is unknown."""
-        changes = [
-            change for event in events for change in self._apply(event, lambda wall_s, busy_s: {})
-        ]
+    def replay(self, events: Iterable[Event], now_s: float) -> list[Row]:
+        """Applies what `events.jsonl` holds and returns the rows of `metrics.jsonl` that it tells of.
+
+        Idle time of intervals that were not watched is unknown.
+        """
+        changes = (one for event in events for one in self._apply(event, lambda wall_s, busy_s: {}))
+        rows = fold(changes)
         self._log.begin_again(now_s)
         self._vitals.take_hints()
         self._end.failed = None  # a run that is started again may succeed
-        return changes
+        return rows
 
     def on_event(self, event: Event, now_s: float) -> list[Change]:
         """Apply a new event; returns what it changes in `metrics.jsonl`."""

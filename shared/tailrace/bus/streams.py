@@ -30,6 +30,8 @@ log = get_logger(__name__)
 
 DEDUP_WINDOW_S = 120.0
 OTHER_CONFIG = 10058  # "stream name already in use with a different configuration"
+# Episodes of a dead worker wait so long: NATS redelivers what had no heartbeat.
+ACK_WAIT_S = 10.0
 NO_STORAGE = (10023, 10047)  # the bounds of all streams add up to more than the server may use
 DAY_S = 24 * 3600.0
 MIB = 1 << 20
@@ -40,7 +42,7 @@ class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     max_queued_episodes: int = 100_000  # of both phases; the scheduler waits while the queue is full
     max_ack_pending: int = 20_000  # running episodes of one phase, over all workers
-    ack_wait_s: float = 30.0  # NATS redelivers an episode without a heartbeat for this time
+    ack_wait_s: float = ACK_WAIT_S
     max_event_bytes: int = 1024 * MIB
     max_event_age_s: float = 7 * DAY_S
     max_dead_bytes: int = 256 * MIB
@@ -126,7 +128,7 @@ async def ensure_consumer(
     durable: str,
     *,
     filter_subject: str,
-    ack_wait_s: float = 30.0,
+    ack_wait_s: float = ACK_WAIT_S,
     max_ack_pending: int = 1000,
 ) -> None:
     """Creates or updates one durable pull consumer; workers limit its deliveries themselves."""

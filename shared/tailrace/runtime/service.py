@@ -21,6 +21,7 @@ from nats.micro.service import Service as MicroService
 
 from tailrace import metrics
 from tailrace.bus import Bus, flush
+from tailrace.bus.streams import ACK_WAIT_S
 from tailrace.config import Endpoints, RunConfig
 from tailrace.log import get_logger
 from tailrace.runtime.endpoint import EndpointActor, EndpointSpec
@@ -129,7 +130,7 @@ class Service:
         handler: Callable[[M, Delivery], Awaitable[None]],
         *,
         max_in_flight: int,
-        ack_wait_s: float = 30.0,
+        ack_wait_s: float = ACK_WAIT_S,
         max_deliveries: int = 5,
         dead_subject: str = "",
     ) -> None:

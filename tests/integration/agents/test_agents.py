@@ -153,10 +153,19 @@ async def test_an_unknown_environment_fails_its_own_episodes_only(world: AgentsW
 
 async def test_an_episode_without_servers_times_out_at_its_deadline(world: AgentsWorld) -> None:
     await world.start_agents()
-    await world.admit(num_groups=1, group_size=1, deadline_s=1.0)
+    await world.admit(num_groups=1, group_size=1, deadline_s=1.0, timeout_s=1.0)
     (event,) = (await world.settled(1)).values()
     assert event.outcome is Outcome.TIMEOUT
     assert not event.outcome.is_valid
+
+
+async def test_an_episode_whose_message_outlasted_its_deadline_has_all_its_time(
+    world: AgentsWorld,
+) -> None:
+    await world.start_server("s0")
+    await world.admit(num_groups=1, group_size=2, deadline_s=-3600.0, timeout_s=60.0)
+    await world.start_agents()  # the run was stopped for an hour
+    assert {event.outcome for event in (await world.settled(2)).values()} == {Outcome.OK}
 
 
 async def test_evaluation_episodes_have_their_own_sampling_and_are_drawn(world: AgentsWorld) -> None:

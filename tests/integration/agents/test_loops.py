@@ -209,7 +209,9 @@ async def test_a_killed_worker_neither_samples_nor_runs_anything_twice(
 async def test_an_episode_whose_tool_nobody_serves_teaches_nothing(world: AgentsWorld) -> None:
     await start_chat(world)
     await world.start_agents()
-    (task,) = await world.admit(num_groups=1, group_size=1, env_name="questions", deadline_s=2.0)
+    (task,) = await world.admit(
+        num_groups=1, group_size=1, env_name="questions", deadline_s=2.0, timeout_s=2.0
+    )
     event = (await world.settled(1))[task.episode_id]
     assert not event.outcome.is_valid
 

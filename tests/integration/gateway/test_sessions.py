@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
+import openai
 import pytest
 
 from tailrace.store import Blobs
@@ -35,6 +37,30 @@ async def test_a_session_lives_over_http_alone(world: GatewayWorld) -> None:
     assert exported["messages"][-1]["content"] == "Hello there."
     assert (await http.delete("sessions/current")).json()["closed"]
     assert (await http.get("sessions/current")).status_code == 401
+
+
+async def test_a_session_that_is_opened_again_keeps_its_log_and_gets_the_new_limits(
+    world: GatewayWorld,
+) -> None:
+    admin = world.http(await world.open("probe"), ADMIN_KEY)
+    made = {"session_id": "one", "timeout_s": 0.2}
+    opened = SessionOpened(**(await admin.post("sessions", json=made)).json())
+    client, http = world.openai(opened), world.http(opened)
+    refused = ""
+    async with asyncio.timeout(60.0):
+        while not refused:
+            try:
+                await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+            except openai.APIStatusError as error:
+                refused = str(error)
+    assert "deadline" in refused
+    again = SessionOpened(**(await admin.post("sessions", json={**made, "timeout_s": 60.0})).json())
+    assert again == opened
+    before = (await http.get("sessions/current")).json()
+    assert before["deadline_unix_s"] > time.time() + 30
+    await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+    after = (await http.get("sessions/current")).json()
+    assert after["num_sampled_tokens"] > before["num_sampled_tokens"] > 0, "its log was kept"
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_a_replay_of_the_log_gives_the_rows_that_were_written(
     world = made_run(seed, max_staleness)
     play_to_the_end(world, num_wild)
     again = made_run(seed, max_staleness)
-    replayed = fold(again.core.replay(world.events, world.now_s))
+    replayed = again.core.replay(world.events, world.now_s)
     keys = [key for key in METRIC_KEYS if not key.startswith(("idle/", "busy/"))]
     assert [[row[key] for key in keys] for row in replayed] == [
         [row[key] for key in keys] for row in fold(world.changes)

@@ -269,3 +269,11 @@ def test_a_new_scheduler_waits_for_silent_workers_only_so_long() -> None:
     new.flow.adopt([old.plan()], old.tasks.values(), 0, new.now_s)
     assert new.decide(RETOLD_S - 0.1) == {}
     assert new.decide(0.2) == {"t1.2": "a", "t1.3": "a"}
+
+
+def test_the_time_of_open_groups_begins_anew_after_a_stop_longer_than_it() -> None:
+    old, new = Table("a", group_size=4), Table("a", group_size=4)
+    old.open()
+    new.now_s += 3600.0
+    new.flow.adopt([old.plan()], old.tasks.values(), 0, new.now_s)
+    assert new.flow.groups.due(new.now_s + 599.0) == []

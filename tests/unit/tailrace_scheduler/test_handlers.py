@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -61,8 +61,8 @@ class FakeWorld:
     def lock(self) -> bool:
         return True
 
-    def recover(self) -> list[Event]:
-        return []
+    def recover(self) -> Iterator[Event]:
+        return iter(())
 
     def close(self) -> None:
         pass

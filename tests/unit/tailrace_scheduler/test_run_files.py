@@ -23,7 +23,7 @@ def made_row(step: int, **values: float) -> Row:
 def test_events_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     events = [made_event(number) for number in range(5)]
     assert EventFile(tmp_path).append(events) == events
-    assert EventFile(tmp_path).recover() == events
+    assert list(EventFile(tmp_path).recover()) == events
 
 
 def test_an_event_seen_again_is_not_written_again(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_an_event_seen_again_is_not_written_again(tmp_path: Path) -> None:
     file.append([made_event(9), made_event(10)])
     assert file.append([made_event(9), made_event(10), made_event(100)]) == [made_event(100)]
     restarted = EventFile(tmp_path)
-    restarted.recover()
+    assert list(restarted.recover()) == [made_event(number) for number in (9, 10, 100)]
     assert restarted.append([made_event(100), made_event(101)]) == [made_event(101)]
     assert len((tmp_path / "events.jsonl").read_bytes().splitlines()) == 4
 
@@ -42,15 +42,15 @@ def test_a_line_torn_by_a_crash_is_cut_off_and_written_anew(tmp_path: Path, torn
     with (tmp_path / "events.jsonl").open("ab") as file:
         file.write(torn)
     restarted = EventFile(tmp_path)
-    assert restarted.recover() == [made_event(1), made_event(2)]
+    assert list(restarted.recover()) == [made_event(1), made_event(2)]
     restarted.append([made_event(3)])
-    assert EventFile(tmp_path).recover() == [made_event(1), made_event(2), made_event(3)]
+    assert list(EventFile(tmp_path).recover()) == [made_event(1), made_event(2), made_event(3)]
 
 
 def test_a_foreign_line_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text("hello\n")
     with pytest.raises(ConfigError, match="exp_name"):
-        EventFile(tmp_path).recover()
+        list(EventFile(tmp_path).recover())
 
 
 def test_only_one_scheduler_at_a_time_writes_a_run(tmp_path: Path) -> None:

@@ -1,8 +1,13 @@
--- Opens a session, or keeps the open one; a finished session is opened again.
+-- Opens a session, or keeps the open one with the limits of this record; a finished session is opened again.
 -- ARGV: session id, record, nonce, key hash, lifetime in s. Returns the nonce from which the session's key is derived.
 local session, log = P .. 'session:' .. ARGV[1], P .. 'session_log:' .. ARGV[1]
-local found = redis.call('HMGET', session, 'state', 'nonce')
-if found[1] == 'open' then return found[2] end
+local found = redis.call('HMGET', session, 'state', 'nonce', 'key')
+if found[1] == 'open' then
+  redis.call('HSET', session, 'record', ARGV[2])
+  redis.call('EXPIRE', session, ARGV[5], 'GT')
+  redis.call('EXPIRE', P .. 'session_key:' .. found[3], ARGV[5], 'GT')
+  return found[2]
+end
 local old = redis.call('HGET', session, 'key')
 if old then redis.call('DEL', P .. 'session_key:' .. old) end
 redis.call('DEL', session, log)
