@@ -12,7 +12,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -202,9 +203,7 @@ def _targets(doors: Doors, http: Any) -> list[SocketTarget]:
 async def play_sockets(seed: int, num_inputs: int, folder: Path) -> list[Tally]:
     """Gives each socket its inputs; asserts that every service answers afterwards."""
     os.environ["TAILRACE_GATEWAY_ADMIN_KEY"] = ADMIN_KEY
-    quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
-    structlog.configure(wrapper_class=quiet)  # every malformed input has a line
-    with tempfile.TemporaryDirectory() as name:
+    with _quiet(), tempfile.TemporaryDirectory() as name:
         place = Path(name)
         nats, redis = make_nats_server(place), make_redis_server(place)
         nats.start()
@@ -218,6 +217,17 @@ async def play_sockets(seed: int, num_inputs: int, folder: Path) -> list[Tally]:
         finally:
             nats.kill()
             redis.kill()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leaves out lines below critical: every malformed input has one."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 async def _weight_sync(args: Args) -> Service:

@@ -44,7 +44,7 @@ async def serving(service: Service) -> AsyncIterator[asyncio.Task[int]]:
         await asyncio.wait({task})
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Return once `condition` holds; fail when it does not in time."""
     async with asyncio.timeout(timeout_s):
         while not condition():

@@ -145,6 +145,7 @@ async def test_publishes_registry_and_subscriptions_wait_out_an_outage(
     await own_bus.registry.watch(on_status)
     await own_bus.subscribe(subjects.activity(own_bus.run), AgentActivity, on_activity)
     await own_bus.registry.put(status_of(1))
+    await eventually(lambda: seen == [1])  # a watch tells only the newest status of an instance
     await asyncio.to_thread(own_server.kill)
     await eventually(lambda: not own_bus.connection.is_connected)
     waiting = asyncio.gather(
@@ -156,9 +157,9 @@ async def test_publishes_registry_and_subscriptions_wait_out_an_outage(
     done, _ = await asyncio.wait({waiting}, timeout=0.5)
     assert not done
     await asyncio.to_thread(own_server.start)
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 60)
     await eventually(lambda: heard == [5])
-    await eventually(lambda: bool(seen) and seen[0] == 1 and seen[-1] == 2)
+    await eventually(lambda: seen[-1] == 2)
     assert [status.policy_version for status in await own_bus.registry.all()] == [2]
 
 
