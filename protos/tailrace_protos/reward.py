@@ -15,7 +15,7 @@ class ScoreItem(msgspec.Struct, frozen=True):
     task: EnvTask
     messages: tuple[ChatMessage, ...]
     turn_rewards: tuple[Finite, ...]
-    metrics: dict[str, float]
+    metrics: dict[str, Finite]
 
 
 class ScoreRequest(Message, frozen=True, tag="score_request"):

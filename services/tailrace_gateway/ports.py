@@ -80,3 +80,6 @@ class SessionStore(Protocol):
 
     async def delete(self, session_id: str, nonce: str = "") -> None:
         """Delete a session; with a nonce, only the session that has it."""
+
+    async def set_aside(self, session_id: str, nonce: str, error: Exception, *found: bytes) -> None:
+        """Delete a session that cannot be decoded; keep its bytes and `found` for people."""

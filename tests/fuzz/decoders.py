@@ -22,8 +22,8 @@ from tailrace.channel.frames import read_chunk_frame, read_request_frame
 from tailrace.ledger import Ledger, UnknownCompletionError
 from tailrace.sdk.tool import ArgumentsError
 from tailrace.store import GroupRecord
+from tailrace.store.errors import MALFORMED
 from tailrace.store.outbox import _event
-from tailrace.store.quarantine import MALFORMED
 from tailrace.tools.conversion import parse_arguments
 from tailrace_gateway.core import anthropic_messages, openai_chat, openai_completions, openai_responses
 from tailrace_gateway.core.errors import ApiError

@@ -8,6 +8,7 @@ deadline counts even if a loop swallows its cancellation; a fatal error overrule
 """
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -256,6 +257,10 @@ class Episode:
         metrics = {**self.transcript.counts(), **self.counts, **end.metrics}
         if end.outcome is Outcome.POLICY_FAILURE and isinstance(self.transcript, EnvTranscript):
             metrics.setdefault("success", 0.0)  # an environment reports it at its end only
+        if wrong := {name: value for name, value in metrics.items() if not math.isfinite(value)}:
+            found = ", ".join(f"{name} is {value}" for name, value in wrong.items())
+            end = end._replace(outcome=Outcome.INFRA_FAILURE, reason=f"metrics must be finite: {found}")
+            metrics = {name: value for name, value in metrics.items() if name not in wrong}
         return EpisodeResult(
             end.outcome,
             end.reason,

@@ -205,7 +205,7 @@ _REDIS_RIGHTS: dict[str, tuple[tuple[Script, ...], str, tuple[str, ...]]] = {
             scripts.OUTSIDE_EPISODE,
         ),
         "get set hmget",
-        ("%R model_card", "blob:*"),
+        ("%R model_card", "quarantine:*", "blob:*"),
     ),
     "learner": (
         (scripts.TAKE_READY, scripts.RELEASE_READY, scripts.REBASE_CREDIT, scripts.EMIT_EVENTS),

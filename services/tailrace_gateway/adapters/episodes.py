@@ -26,6 +26,7 @@ from tailrace_gateway.core.errors import (
     ConflictError,
     ForbiddenError,
     NotFoundError,
+    SessionCorruptedError,
     SessionOverError,
     UnauthorizedError,
     UnavailableError,
@@ -157,7 +158,10 @@ class EpisodeRoutes:
             gone.cancel()
 
     async def _has_calls(self, episode_id: str) -> bool:
-        session = await self.gateway.sessions.load(episode_id)
+        try:
+            session = await self.gateway.sessions.load(episode_id)
+        except SessionCorruptedError:
+            return False  # it is set aside: the episode begins again
         return session is not None and session.num_calls > 0
 
     async def show(self, exchange: Exchange) -> None:

@@ -7,6 +7,7 @@ listeners is cancelled; at most `max_concurrent` calls run in this replica.
 import asyncio
 
 from tailrace.clock import Clock
+from tailrace.store.errors import MALFORMED
 from tailrace_gateway import metrics
 from tailrace_gateway.core.call import Completion, ModelCall
 from tailrace_gateway.core.capture import Capture, completion_of
@@ -128,7 +129,12 @@ class ModelCalls:
             if answer is None:
                 return await self._sample(session, call, name, running)
         metrics.COALESCED.inc()
-        return completion_of(answer, session, running)
+        try:
+            return completion_of(answer, session, running)
+        except MALFORMED as error:
+            raise await self._sessions.set_aside(
+                session.session_id, session.nonce, error, answer
+            ) from error
 
     async def _sample(
         self, session: Session, call: ModelCall, name: str, running: InFlightCall

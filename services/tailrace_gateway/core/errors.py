@@ -82,6 +82,10 @@ class SessionOverError(ApiError, status=410, code="session_closed"):
     """The session was closed or exported, or its deadline has passed."""
 
 
+class SessionCorruptedError(ApiError, status=410, code="session_corrupted"):
+    """The stored session cannot be decoded. It is set aside; its id may be opened again."""
+
+
 class TooLargeError(ApiError, status=413, code="request_too_large"):
     """The body exceeds `gateway.max_body_bytes`."""
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tailrace.channel.generation import Generation
 from tailrace.chat import ParsedReply
 from tailrace.ledger import Ledger, Prompt
-from tailrace_gateway.core.errors import SessionOverError
+from tailrace_gateway.core.errors import ApiError, SessionOverError
 from tailrace_gateway.core.in_flight import InFlightCall
 from tailrace_protos.base import as_int32
 from tailrace_protos.generation import SamplingParams
@@ -126,8 +126,8 @@ class Session:
         reason = f"the deadline of session {self.session_id!r} has passed"
         return SessionOverError(reason, code="session_deadline_exceeded")
 
-    def close(self) -> None:
-        """Accept no more calls; cancel those in flight."""
+    def close(self, error: ApiError | None = None) -> None:
+        """Accept no more calls; end those in flight with `error`, or else as closed."""
         self.is_open = False
         for call in self.calls:
-            call.cancel(SessionOverError("the session was closed while this call ran"))
+            call.cancel(error or SessionOverError("the session was closed while this call ran"))

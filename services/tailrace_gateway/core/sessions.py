@@ -1,7 +1,8 @@
 """Sessions of this replica: found by key, refreshed from the log, dropped when idle.
 
 The log in the store is authoritative; memory saves reading it again. While the store is unavailable, a
-session in memory continues and any other session waits.
+session in memory continues and any other session waits. A corrupted log is set aside: its session is
+over, and one of the same id may be opened.
 
 Keys: each session has its own, derived from the admin key and a nonce, so that replicas need not store
 it. Opening an open session again gives the same key; a new session under an old id has another key.
@@ -18,9 +19,15 @@ import msgspec
 
 from tailrace.clock import Clock
 from tailrace.ledger import Ledger
-from tailrace.store.errors import StoreError
+from tailrace.store.errors import MALFORMED, StoreError
 from tailrace_gateway import metrics
-from tailrace_gateway.core.errors import SessionOverError, UnauthorizedError, UnavailableError
+from tailrace_gateway.core.errors import (
+    ApiError,
+    SessionCorruptedError,
+    SessionOverError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from tailrace_gateway.core.session import Session
 from tailrace_gateway.ports import SessionPolicy, SessionState, SessionStore
 from tailrace_protos.generation import SamplingParams
@@ -116,7 +123,7 @@ class Sessions:
     async def refresh(self, session_id: str, answer: str = "") -> tuple[Session, bytes | None]:
         """Return the session with everything that any replica recorded, and the recorded answer if any.
 
-        Raise `SessionOverError` if the session is closed.
+        Raise `SessionOverError` if the session is closed, `SessionCorruptedError` if it is corrupted.
         """
         session = self._sessions.get(session_id)
         num_known = session.num_read if session is not None else 0
@@ -132,11 +139,31 @@ class Sessions:
             return await self.refresh(session_id, answer)
         if stored is None:
             raise SessionOverError(f"the session {session_id!r} was closed")
-        session = self._sessions.get(session_id) or self._begin(stored.record, stored.nonce)
-        session.apply(stored.entries, num_known)
+        try:
+            session = self._sessions.get(session_id) or self._begin(stored.record, stored.nonce)
+            session.apply(stored.entries, num_known)
+        except MALFORMED as error:
+            raise await self.set_aside(session_id, stored.nonce, error) from error
         if not stored.is_open:
             session.close()
         return self._in_use(session), stored.answer
+
+    async def set_aside(
+        self, session_id: str, nonce: str, corruption: Exception, *found: bytes
+    ) -> SessionCorruptedError:
+        """End a session that cannot be decoded and keep its bytes, and those in `found`, for people.
+
+        Return the error of its callers. Another replica learns the end with its next append.
+        """
+        try:
+            await self._store.set_aside(session_id, nonce, corruption, *found)
+        except StoreError as error:
+            raise _store_error(error) from error
+        over = SessionCorruptedError(
+            f"the session {session_id!r} was corrupted in the store and is set aside: open it again"
+        )
+        self.forget(session_id, nonce, over)
+        return over
 
     def _is_kept(self, session: Session, stored: SessionState | None) -> bool:
         """Tell whether memory has this session still; drop it if the store has another of its id."""
@@ -152,8 +179,8 @@ class Sessions:
             return None
         return session
 
-    def forget(self, session_id: str, nonce: str = "") -> None:
-        """Drop a session from memory and cancel its calls.
+    def forget(self, session_id: str, nonce: str = "", error: ApiError | None = None) -> None:
+        """Drop a session from memory and end its calls, with `error` if there is one.
 
         With a nonce, drop only that session: a new session may have the same id.
         """
@@ -161,7 +188,7 @@ class Sessions:
         if session is None or nonce not in ("", session.nonce):
             return
         del self._sessions[session_id]
-        session.close()
+        session.close(error)
         self._ids.pop(session.key_hash, None)
         self._policy.end(session_id)
 

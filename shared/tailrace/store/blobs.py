@@ -9,8 +9,8 @@ import msgspec
 from tailrace.log import get_logger
 from tailrace.store import scripts
 from tailrace.store.connection import StoreConnection
-from tailrace.store.errors import BlobGoneError, StoreUnavailableError
-from tailrace.store.quarantine import MALFORMED, quarantine
+from tailrace.store.errors import MALFORMED, BlobGoneError, StoreUnavailableError
+from tailrace.store.quarantine import quarantine
 from tailrace_protos.base import decode, encode
 from tailrace_protos.subjects import redis_prefix
 from tailrace_protos.weights import ModelCard, WeightManifest

@@ -23,6 +23,7 @@ import msgspec
 
 from tailrace.store import scripts
 from tailrace.store.connection import StoreConnection
+from tailrace.store.errors import MALFORMED
 from tailrace.store.groups import (
     BufferCounters,
     GroupRecord,
@@ -32,7 +33,7 @@ from tailrace.store.groups import (
     settled_event,
     unplayed_trajectory,
 )
-from tailrace.store.quarantine import MALFORMED, quarantine
+from tailrace.store.quarantine import quarantine
 from tailrace_protos.base import decode, encode
 from tailrace_protos.episode import Outcome
 from tailrace_protos.event import CheckpointSaved

@@ -1,6 +1,11 @@
 """Errors of the store, with the fields that a caller needs to react."""
 
+import msgspec
+
 from tailrace.config import ConfigError
+
+MALFORMED = (msgspec.MsgspecError, ValueError, TypeError, LookupError, RecursionError)
+"""Errors of decoding bytes that are not what was written."""
 
 
 class StoreError(Exception):

@@ -17,7 +17,8 @@ import msgspec
 
 from tailrace.store import scripts
 from tailrace.store.connection import StoreConnection
-from tailrace.store.quarantine import MALFORMED, quarantine
+from tailrace.store.errors import MALFORMED
+from tailrace.store.quarantine import quarantine
 from tailrace_protos.base import encode
 from tailrace_protos.event import Event, EventBody
 from tailrace_protos.journal import JournalRecord, OldRecordError, decode_record

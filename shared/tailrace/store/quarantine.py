@@ -14,9 +14,6 @@ from tailrace.store.connection import StoreConnection
 
 log = get_logger(__name__)
 
-MALFORMED = (msgspec.MsgspecError, ValueError, TypeError, LookupError, RecursionError)
-"""Errors of decoding bytes that are not what was written."""
-
 _KEPT_S = 7 * 24 * 3600
 _CORRUPTED = Counter(
     "tailrace_store_corrupted_entries", "Entries of Redis that could not be decoded.", ["kind"]

@@ -6,6 +6,7 @@ appends to a session that is finished or was opened again. Keys are stored as ha
 
 Agents outside of the cluster lease episodes that a worker offers. An episode has one holder at a time;
 the first result counts, and a repeated one is known by its digest; every operation may be repeated.
+A corrupted offer or result is an infrastructure failure of its episode.
 """
 
 import hashlib
@@ -16,7 +17,10 @@ from typing import Any, NamedTuple
 
 from tailrace.store import scripts
 from tailrace.store.connection import StoreConnection
+from tailrace.store.errors import MALFORMED
+from tailrace.store.quarantine import quarantine
 from tailrace_protos.base import decode, encode
+from tailrace_protos.episode import Outcome
 from tailrace_protos.session import OpenSession, OutsideOffer, OutsideResult
 from tailrace_protos.subjects import redis_prefix
 
@@ -111,6 +115,14 @@ class SessionLogs:
         """Deletes a session, its key and its log; with a nonce, only the session that has it."""
         await self._script(scripts.DELETE_SESSION, self._prefix, session_id, nonce)
 
+    async def set_aside(self, session_id: str, nonce: str, error: Exception, *found: bytes) -> None:
+        """Deletes a session that cannot be decoded; keeps its bytes and `found` for people."""
+        stored = await self.read(session_id)
+        if stored is not None and stored.nonce == nonce:
+            data = (stored.encoded_record, *stored.entries, *found)
+            await quarantine(self._redis, self._prefix, "session", session_id, data, error)
+            await self.delete(session_id, nonce)
+
 
 KEEP_S = 3600  # that an episode is known after its end, for late rewards
 OFFER_S = 7 * 86_400  # that an offer waits for agents
@@ -145,6 +157,7 @@ class OutsideEpisodes:
     """Outside episodes of one run."""
 
     def __init__(self, redis: StoreConnection, run: str) -> None:
+        self._redis = redis
         self._pipeline = redis.pipeline
         self._prefix = redis_prefix(run)
 
@@ -155,13 +168,17 @@ class OutsideEpisodes:
 
     async def lease(self, holder: str) -> OutsideLease | None:
         """Leases an episode: the holder's own if it has one, else the oldest that waits."""
-        found = await self._run("lease", holder, time.time())
-        if not found:
-            return None
-        offer, used, started, resumed = found
-        return OutsideLease(
-            decode(offer, OutsideOffer), used is not None, float(started), bool(resumed)
-        )
+        while found := await self._run("lease", holder, time.time()):
+            encoded, used, started, resumed = found
+            try:
+                offer = decode(encoded, OutsideOffer)
+            except MALFORMED as error:
+                name = await self._pipeline.command("GET", f"{self._prefix}outside_of:{holder}")
+                episode_id = name.decode()
+                await self.settle(episode_id, await self._failed("offer", episode_id, encoded, error))
+                continue
+            return OutsideLease(offer, used is not None, float(started), bool(resumed))
+        return None
 
     async def bind(self, episode_id: str, key_hash: str) -> None:
         """Makes a key the only one that opens the episode."""
@@ -195,7 +212,7 @@ class OutsideEpisodes:
             name.decode(): OutsideProgress(
                 None if started is None else float(started),
                 bool(settled),
-                None if result is None else decode(result, OutsideResult),
+                None if result is None else await self._result(name.decode(), result),
             )
             for name, started, settled, result in await self._run("progress", *episode_ids)
         }
@@ -203,6 +220,19 @@ class OutsideEpisodes:
     async def close(self, episode_id: str, outcome: str) -> None:
         """Ends an episode: no agent gets it any more."""
         await self._run("close", episode_id, outcome, KEEP_S)
+
+    async def _result(self, episode_id: str, encoded: bytes) -> OutsideResult:
+        try:
+            return decode(encoded, OutsideResult)
+        except MALFORMED as error:
+            return await self._failed("result", episode_id, encoded, error)
+
+    async def _failed(
+        self, kind: str, episode_id: str, encoded: bytes, error: Exception
+    ) -> OutsideResult:
+        """Sets a corrupted entry aside; returns the end of its episode."""
+        await quarantine(self._redis, self._prefix, kind, episode_id, (encoded,), error)
+        return OutsideResult(Outcome.INFRA_FAILURE, f"its {kind} was corrupted in Redis")
 
     async def _run(self, operation: str, *args: bytes | str | float) -> Any:
         return await self._pipeline.script(scripts.OUTSIDE_EPISODE, self._prefix, operation, *args)

@@ -141,6 +141,8 @@ async def test_sessions_and_outside_episodes_of_gateway_and_agents(users: Users)
     await desk.close("train-0.0", "ok")
     assert await door.state("train-0.0") is not None
     assert await logs.finish("train-0.0")
+    await logs.set_aside("train-0.0", "nonce", ValueError("corrupted"))
+    assert await logs.read("train-0.0") is None
     await logs.delete("train-0.0")
 
 

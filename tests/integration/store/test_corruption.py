@@ -6,8 +6,10 @@ import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
-from tailrace.store import Journal, Outbox, StoreConnection, TrajectoryBuffer, Versions
+from tailrace.store import Journal, Outbox, OutsideEpisodes, StoreConnection, TrajectoryBuffer, Versions
+from tailrace_protos.episode import Outcome
 from tailrace_protos.event import RunFinished
+from tailrace_protos.session import OpenSession, OutsideOffer, OutsideResult, SessionLimits
 from tests.integration.store.made import group, trajectory, turn
 
 GARBAGE = [b"", b"\xc1", b"\x81\xa4type\xa5other", b"\xff" * 1000, b"\x91" * 5000]
@@ -100,3 +102,44 @@ async def test_a_corrupted_open_group_and_version_are_left_out(
     entry = msgspec.msgpack.encode(("lineage", 3))
     await redis.command("HSET", f"{{{run_name}}}:versions", "1", b"\xc1", "x", entry, "2", entry)
     assert await Versions(redis, run_name).all() == {2: ("lineage", 3)}
+
+
+def offer(index: int) -> OutsideOffer:
+    """An episode for agents outside of the cluster."""
+    opening = OpenSession(f"train-{index}.0", SessionLimits(64, 64, 2e9))
+    return OutsideOffer(opening, f"train-{index}", 0, "train", "rows", {}, 60.0, 60.0)
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
+async def test_a_corrupted_offer_fails_its_episode_and_the_agent_gets_the_next(
+    garbage: bytes, redis: StoreConnection, run_name: str
+) -> None:
+    episodes = OutsideEpisodes(redis, run_name)
+    for index in (0, 1):
+        await episodes.offer(offer(index))
+    await redis.command("HSET", f"{{{run_name}}}:outside:train-0.0", "offer", garbage)
+    leased = await episodes.lease("agent")
+    assert leased is not None
+    assert leased.offer == offer(1)
+    result = (await episodes.progress(["train-0.0"]))["train-0.0"].result
+    assert result is not None
+    assert result.outcome is Outcome.INFRA_FAILURE
+    assert await kept(redis, run_name, "offer", "train-0.0") == [garbage]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
+async def test_a_corrupted_result_holds_up_no_other(
+    garbage: bytes, redis: StoreConnection, run_name: str
+) -> None:
+    episodes = OutsideEpisodes(redis, run_name)
+    given = OutsideResult(rewards={"": 0.5})
+    for index in (0, 1):
+        await episodes.offer(offer(index))
+        assert await episodes.settle(f"train-{index}.0", given) == "taken"
+    await redis.command("HSET", f"{{{run_name}}}:outside:train-0.0", "result", garbage)
+    found = await episodes.progress(["train-0.0", "train-1.0"])
+    failed = found["train-0.0"].result
+    assert failed is not None
+    assert failed.outcome is Outcome.INFRA_FAILURE
+    assert found["train-1.0"].result == given
+    assert await kept(redis, run_name, "result", "train-0.0") == [garbage]

@@ -165,6 +165,18 @@ async def test_an_environments_nonsense_is_the_outcome_of_its_episode(step: Any)
     assert "env.step" in result.reason
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+async def test_a_metric_that_is_no_number_is_named_and_left_out(value: float) -> None:
+    env = StairsEnv()
+    numbers = {"speed": value, "height": 2.0}
+    env.step = lambda action: ("over", 1.0, True, False, numbers)  # type: ignore[assignment,method-assign]
+    result = await play(env, ScriptedPolicy(*CLIMB))
+    assert result.outcome is Outcome.INFRA_FAILURE
+    assert result.reason == f"metrics must be finite: speed is {value}"
+    assert result.metrics["height"] == 2.0
+    assert "speed" not in result.metrics
+
+
 async def test_a_policy_that_cannot_generate_is_an_infrastructure_failure() -> None:
     class Failing(ScriptedPolicy):
         async def generate(self, request: TurnRequest) -> Generation:
