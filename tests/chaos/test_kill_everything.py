@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -37,7 +38,7 @@ def wait_for_victim(
 
 
 def wait_for_steps(
-    process: subprocess.Popen[str], run_dir: Path, num_steps: int, deadline: float
+    process: subprocess.Popen[Any], run_dir: Path, num_steps: int, deadline: float
 ) -> None:
     """Return once the run has that many optimizer steps behind it, or has ended."""
     while time.monotonic() < deadline and process.poll() is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import subprocess
 import time
@@ -20,11 +19,12 @@ import psutil
 import pytest
 
 from tests.audit import build_ledger, check_ledger
-from tests.chaos.test_kill_everything import num_finished, wait_for_steps, wait_for_victim
+from tests.chaos.test_kill_everything import num_finished, wait_for_steps
 from tests.e2e.runs import command, environment
 
 DEADLINE_S = 900.0
 STEPS_AFTER_RESUME = 10
+PRINTED = "printed.txt"
 SETTINGS = (
     "save_steps=3",
     "max_staleness=2",
@@ -34,18 +34,17 @@ SETTINGS = (
 
 
 @contextmanager
-def running(folder: Path, *settings: str) -> Iterator[subprocess.Popen[str]]:
+def running(folder: Path, *settings: str) -> Iterator[subprocess.Popen[bytes]]:
     """`tailrace train`, ended as Ctrl-C ends it unless it has ended."""
     argv = command("train", *SETTINGS, *settings, output_dir=folder, exp_name="ranks")
-    process = subprocess.Popen(
-        argv, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=120)
+    with (folder / PRINTED).open("ab") as printed:
+        process = subprocess.Popen(argv, env=environment(), stdout=printed, stderr=subprocess.STDOUT)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                process.wait(timeout=120)
 
 
 def newest_step(run_dir: Path) -> int:
@@ -54,36 +53,41 @@ def newest_step(run_dir: Path) -> int:
     return max(int(name.removeprefix("step_")) for name in names)
 
 
-def kill_rank(process: subprocess.Popen[str], rank: str, deadline: float) -> None:
-    """SIGKILL for one rank of the learner, as soon as there is one."""
+def wait_for_rank(process: subprocess.Popen[bytes], rank: str, deadline: float) -> psutil.Process:
+    """The process of one rank of the learner, as soon as there is one; its parent is the launcher."""
     while time.monotonic() < deadline:
-        launcher = wait_for_victim(process, "learner", deadline)
-        assert launcher is not None, "the run ended before the kill"
-        for child in launcher.children():
+        assert process.poll() is None, "the run ended before the kill"
+        for child in psutil.Process(process.pid).children(recursive=True):
             try:
-                if child.environ().get("RANK") == rank:
-                    child.kill()
-                    return
+                if "tailrace_learner" in child.cmdline() and child.environ().get("RANK") == rank:
+                    return child
             except psutil.Error:
                 continue
         time.sleep(0.02)
     raise TimeoutError(f"rank {rank} never ran")
 
 
-def kill_in_a_write(process: subprocess.Popen[str], run_dir: Path, deadline: float) -> Path:
+def kill_rank(process: subprocess.Popen[bytes], rank: str, deadline: float) -> None:
+    """SIGKILL for one rank of the learner."""
+    victim = wait_for_rank(process, rank, deadline)
+    victim.kill()
+    psutil.wait_procs([victim], timeout=30)
+
+
+def kill_in_a_write(process: subprocess.Popen[bytes], run_dir: Path, deadline: float) -> Path:
     """SIGKILL for the whole learner while a checkpoint is half written; the torn folder."""
     checkpoints = run_dir / "checkpoints"
     while time.monotonic() < deadline:
-        launcher = wait_for_victim(process, "learner", deadline)
-        assert launcher is not None, "the run ended before the kill"
-        torn = next(checkpoints.glob(".part-*"), None)
-        if torn is None:
-            time.sleep(0.001)
-            continue
-        os.kill(launcher.pid, signal.SIGKILL)
-        psutil.wait_procs([launcher], timeout=30)
-        if torn.exists():
-            return torn
+        launcher = wait_for_rank(process, "0", deadline).parent()
+        while launcher is not None and launcher.is_running() and time.monotonic() < deadline:
+            torn = next(checkpoints.glob(".part-*"), None)
+            if torn is None:
+                time.sleep(0.001)
+                continue
+            launcher.kill()
+            psutil.wait_procs([launcher], timeout=30)
+            if torn.exists():
+                return torn
     raise TimeoutError("no checkpoint was caught half written")
 
 
@@ -105,8 +109,8 @@ def test_a_run_survives_the_death_of_a_rank_and_of_a_half_written_checkpoint(tmp
     assert logs.count('"rank joined"') >= 2 * 4
     max_steps = newest_step(run_dir) + STEPS_AFTER_RESUME
     with running(tmp_path, f"max_steps={max_steps}", "resume_from_checkpoint=true") as process:
-        printed, _ = process.communicate(timeout=max(1.0, deadline - time.monotonic()))
-        assert process.returncode == 0, printed
+        process.wait(timeout=max(1.0, deadline - time.monotonic()))
+        assert process.returncode == 0, (tmp_path / PRINTED).read_text()[-5000:]
     ledger = build_ledger(run_dir)
     check_ledger(ledger)
     assert ledger.last_step == max_steps

@@ -25,7 +25,9 @@ import zmq.asyncio
 
 from tailrace.bus.calls import CODE_HEADER, REASON_HEADER
 from tailrace.runtime import Args, Service
-from tailrace.store import Journal, Outbox, TrajectoryBuffer
+from tailrace.store import Journal, Outbox, OutsideEpisodes, SessionLogs, TrajectoryBuffer
+from tailrace_gateway.adapters.episodes import EndBody, TrajectoryBody
+from tailrace_gateway.adapters.sessions import ExportBody, OpenSessionBody, RewardBody
 from tailrace_protos import subjects
 from tailrace_protos.base import encode
 from tailrace_protos.control import AgentActivity, LeaseReport, LeaseRequest, SchedulerBegan
@@ -33,7 +35,16 @@ from tailrace_protos.event import EventBody, RunFinished
 from tailrace_protos.generation import RequestFrame
 from tailrace_protos.journal import JournalRecord
 from tailrace_protos.reward import ScoreReply, ScoreRequest
-from tailrace_protos.session import CloseSession, ExportSession, LedgerNode, OpenSession, SessionClosed
+from tailrace_protos.session import (
+    CloseSession,
+    ExportSession,
+    LedgerNode,
+    OpenSession,
+    OutsideOffer,
+    OutsideResult,
+    SessionClosed,
+    SessionLimits,
+)
 from tailrace_protos.trajectory import Trajectory
 from tailrace_protos.weights import (
     CurrentWeightsReply,
@@ -44,7 +55,7 @@ from tailrace_protos.weights import (
 )
 from tailrace_weight_sync.__main__ import build as build_weight_sync
 from tests.fuzz.campaign import Tally, _noted, rss_mib
-from tests.fuzz.decoders import _DIALECTS, RefusedError, Target
+from tests.fuzz.decoders import _DIALECTS, _NODE, RefusedError, Target
 from tests.integration.store.made import group, trajectory
 from tests.world.gateway import ADMIN_KEY, GatewayWorld, gateway_world
 from tests.world.servers import make_nats_server, make_redis_server
@@ -149,15 +160,64 @@ class Doors:
         await self._world.open(session_id)
         key = f"{subjects.redis_prefix(RUN)}session_log:{session_id}"
         await self._world.redis.command("RPUSH", key, data)
+        await self._export(session_id)
+
+    async def record(self, data: bytes) -> None:
+        """Replaces the record of a session that no gateway has in memory."""
+        self._number += 1
+        session_id, logs = f"r{self._number}.0", SessionLogs(self._world.redis, RUN)
+        opening = OpenSession(session_id, SessionLimits(64, 64, 2e9))
+        await logs.open(opening, "nonce", f"key-{session_id}", 60)
+        key = f"{subjects.redis_prefix(RUN)}session:{session_id}"
+        await self._world.redis.command("HSET", key, "record", data)
+        await self._export(session_id)
+
+    async def _export(self, session_id: str) -> None:
         try:
             await self.ask(subjects.gateway_export(RUN), encode(ExportSession(session_id)))
-        except InternalError as error:  # what the log held is lost, and its reader is told so
-            raise RefusedError(str(error)) from error
         finally:
             await self._world.close(session_id)
 
+    async def offer(self, data: bytes) -> None:
+        """Replaces an offer to outside agents; the agent gets it, or its episode fails."""
+        episodes, episode_id = await self._offered()
+        key = f"{subjects.redis_prefix(RUN)}outside:{episode_id}"
+        await self._world.redis.command("HSET", key, "offer", data)
+        leased = await episodes.lease(f"agent-{episode_id}")
+        failed = (await episodes.progress([episode_id]))[episode_id].result
+        await episodes.close(episode_id, "cancelled")
+        if leased is None and failed is not None:
+            raise RefusedError(failed.reason)
 
-def _targets(doors: Doors, http: Any) -> list[SocketTarget]:
+    async def result(self, data: bytes) -> None:
+        """Replaces the result of an outside agent; the worker that offered the episode reads it."""
+        episodes, episode_id = await self._offered()
+        await episodes.settle(episode_id, OutsideResult())
+        key = f"{subjects.redis_prefix(RUN)}outside:{episode_id}"
+        await self._world.redis.command("HSET", key, "result", data)
+        found = (await episodes.progress([episode_id]))[episode_id].result
+        await episodes.close(episode_id, "ok")
+        if found is None or "corrupted in Redis" in found.reason:
+            raise RefusedError("corrupted")
+
+    async def settle(self, http: Any, operation: str, data: bytes) -> None:
+        """Ends an offered episode over HTTP."""
+        episodes, episode_id = await self._offered()
+        try:
+            await self.post(http, f"episodes/{episode_id}/{operation}", data)
+        finally:
+            await episodes.close(episode_id, "ok")
+
+    async def _offered(self) -> tuple[OutsideEpisodes, str]:
+        self._number += 1
+        episodes, episode_id = OutsideEpisodes(self._world.redis, RUN), f"o{self._number}.0"
+        opening = OpenSession(episode_id, SessionLimits(64, 64, 2e9))
+        group_id = episode_id.partition(".")[0]
+        await episodes.offer(OutsideOffer(opening, group_id, 0, "train", "rows", {}, 60.0, 60.0))
+        return episodes, episode_id
+
+
+def _targets(doors: Doors, http: Any, admin: Any) -> list[SocketTarget]:
     def over(name: str, kind: Any, send: Send, **options: Any) -> SocketTarget:
         return SocketTarget(Target(f"socket/{name}", kind, lambda _: None, **options), send)
 
@@ -178,6 +238,13 @@ def _targets(doors: Doors, http: Any) -> list[SocketTarget]:
         subjects.lease_report(RUN): LeaseReport,
         subjects.activity(RUN): AgentActivity,
     }
+    ended = {"reward": 1.0}
+    brought = ended | {"rows": [{"token_ids": [1, 2], "loss_mask": [0, 1]}]}
+    of_sessions: tuple[tuple[str, Any, dict[str, Any]], ...] = (
+        ("sessions", OpenSessionBody, {"timeout_s": 60.0}),
+        ("sessions/http.0/reward", RewardBody, ended),
+        ("sessions/export.0/export", ExportBody, {"rewards": {}}),
+    )
     routes = {"chat": "chat/completions", "count_tokens": "messages/count_tokens"}
     return [
         *(over(name, kind, partial(doors.ask, name)) for name, kind in asked.items()),
@@ -196,7 +263,27 @@ def _targets(doors: Doors, http: Any) -> list[SocketTarget]:
         over("outbox", EventBody, doors.outbox),
         over("journal", JournalRecord, doors.journal),
         over("buffer", Trajectory, doors.buffer),
-        over("session", LedgerNode, doors.session),
+        over("session", LedgerNode, doors.session, base=_NODE),
+        over("session_record", OpenSession, doors.record),
+        over("outside_offer", OutsideOffer, doors.offer),
+        over("outside_result", OutsideResult, doors.result),
+        *(
+            over(f"http/{path}", kind, partial(doors.post, admin, path), is_json=True, base=base)
+            for path, kind, base in of_sessions
+        ),
+        *(
+            over(
+                f"http/episodes/{name}",
+                kind,
+                partial(doors.settle, admin, name),
+                is_json=True,
+                base=base,
+            )
+            for name, kind, base in (
+                ("reward", EndBody, ended),
+                ("trajectory", TrajectoryBody, brought),
+            )
+        ),
     ]
 
 
@@ -236,7 +323,8 @@ async def _weight_sync(args: Args) -> Service:
 
 async def _campaign(world: GatewayWorld, seed: int, num_inputs: int, folder: Path) -> list[Tally]:
     opened = await world.open("http.0", max_episode_tokens=10_000_000, timeout_s=3600.0)
-    targets = _targets(Doors(world), world.http(opened))
+    await world.open("export.0", timeout_s=3600.0)
+    targets = _targets(Doors(world), world.http(opened), world.http(opened, ADMIN_KEY))
     num_each = -(-num_inputs // len(targets))
     tallies = []
     for target in targets:

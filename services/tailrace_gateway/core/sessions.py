@@ -140,7 +140,7 @@ class Sessions:
         if stored is None:
             raise SessionOverError(f"the session {session_id!r} was closed")
         try:
-            session = self._sessions.get(session_id) or self._begin(stored.record, stored.nonce)
+            session = self._sessions.get(session_id) or self._begin_stored(session_id, stored)
             session.apply(stored.entries, num_known)
         except MALFORMED as error:
             raise await self.set_aside(session_id, stored.nonce, error) from error
@@ -199,6 +199,11 @@ class Sessions:
             is_idle = not session.calls and now_s - session.last_used_s > self.identity.idle_s
             if is_idle or now_unix_s > session.record.limits.deadline_unix_s + self.identity.idle_s:
                 self.forget(session_id)
+
+    def _begin_stored(self, session_id: str, stored: SessionState) -> Session:
+        if stored.record.episode_id != session_id:
+            raise ValueError(f"its record is that of {stored.record.episode_id!r}")
+        return self._begin(stored.record, stored.nonce)
 
     def _begin(self, record: OpenSession, nonce: str) -> Session:
         hashed = key_hash(self.key_of(record.episode_id, nonce))
