@@ -25,6 +25,7 @@ from tailrace_cli.cluster.servers import redis_server_binary
 from tailrace_cli.config import ClusterConfig
 from tailrace_protos import subjects
 from tailrace_protos.session import OpenSession, SessionLimits, SessionOpened
+from tailrace_protos.weights import ModelCard
 
 RUN = "bench"
 
@@ -39,6 +40,7 @@ class World:
     gateway: psutil.Process
     hello: psutil.Process
     hello_url: str
+    metrics_url: str  # of the gateway
     num_opened: int = 0
 
     async def open(self, max_new_tokens: int = 1 << 20) -> SessionOpened:
@@ -68,9 +70,9 @@ def _servers(folder: Path, nats_port: int, redis_port: int) -> list[list[str]]:
 
 
 @asynccontextmanager
-async def world_of(folder: Path) -> AsyncIterator[World]:
-    """Everything up; all processes end with the block."""
-    ports, hello_port = (_free_port(), _free_port()), _free_port()
+async def world_of(folder: Path, card: ModelCard | None = None) -> AsyncIterator[World]:
+    """Everything up, for a model of bytes or of this card; all processes end with the block."""
+    ports, hello_port, metrics_port = (_free_port(), _free_port()), _free_port(), _free_port()
     endpoints = Endpoints(
         nats_url=f"nats://127.0.0.1:{ports[0]}",
         redis_url=f"redis://127.0.0.1:{ports[1]}/0",
@@ -87,9 +89,9 @@ async def world_of(folder: Path) -> AsyncIterator[World]:
     engine = f"ipc://{folder}/engine.ipc"
     async with AsyncExitStack() as stack:
 
-        def start(*argv: str) -> psutil.Process:
+        def start(*argv: str, **more: str) -> psutil.Process:
             log = stack.enter_context((folder / "log").open("ab"))
-            process = subprocess.Popen(argv, env=environment, stdout=log, stderr=log)
+            process = subprocess.Popen(argv, env=environment | more, stdout=log, stderr=log)
             stack.callback(process.wait)
             stack.callback(process.kill)
             return psutil.Process(process.pid)
@@ -98,15 +100,17 @@ async def world_of(folder: Path) -> AsyncIterator[World]:
             start(*argv)
         redis = await connect(endpoints.redis_url)
         stack.push_async_callback(redis.aclose)
-        await Blobs(redis, RUN).put_model_card(model_card())
+        await Blobs(redis, RUN).put_model_card(card or model_card())
         engine_process = start(sys.executable, "-m", "benchmarks.gateway.engine", RUN, engine)
         hello = start(sys.executable, "-m", "benchmarks.gateway.hello", str(hello_port))
-        gateway = start(sys.executable, "-m", "tailrace_gateway", "--config", str(config))
+        served = (sys.executable, "-m", "tailrace_gateway", "--config", str(config))
+        gateway = start(*served, TAILRACE_METRICS_PORT=str(metrics_port))
         bus = Bus(endpoints, name="bench", run=RUN)
         await bus.start()
         stack.push_async_callback(bus.close)
         address, hello_url = Address("s0", "", engine), f"http://127.0.0.1:{hello_port}/v1"
-        world = World(bus, address, engine_process, gateway, hello, hello_url)
+        metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
+        world = World(bus, address, engine_process, gateway, hello, hello_url, metrics_url)
         await _until_open(world)
         yield world
 
