@@ -12,8 +12,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,9 +23,12 @@ import structlog
 import zmq
 import zmq.asyncio
 
+from tailrace.bus import Bus
 from tailrace.bus.calls import CODE_HEADER, REASON_HEADER
 from tailrace.runtime import Args, Service
+from tailrace.sdk.tool import tool
 from tailrace.store import Journal, Outbox, OutsideEpisodes, SessionLogs, TrajectoryBuffer
+from tailrace.tools import ToolClient, ToolWorker
 from tailrace_gateway.adapters.episodes import EndBody, TrajectoryBody
 from tailrace_gateway.adapters.sessions import ExportBody, OpenSessionBody, RewardBody
 from tailrace_protos import subjects
@@ -45,6 +48,7 @@ from tailrace_protos.session import (
     SessionClosed,
     SessionLimits,
 )
+from tailrace_protos.tool import CallTool, CancelTools, ProbeTools, ReleaseToolSession
 from tailrace_protos.trajectory import Trajectory
 from tailrace_protos.weights import (
     CurrentWeightsReply,
@@ -72,6 +76,22 @@ class SocketTarget(NamedTuple):
 
     inputs: Target
     send: Send
+
+
+def _over(name: str, kind: Any, send: Send, **options: Any) -> SocketTarget:
+    return SocketTarget(Target(f"socket/{name}", kind, lambda _: None, **options), send)
+
+
+def _tool_targets(doors: Doors, worker: str) -> list[SocketTarget]:
+    call = {"type": "call_tool", "call_id": "c", "name": "echo", "arguments": {"text": "1"}}
+    to_worker = (CallTool, ProbeTools, CancelTools, ReleaseToolSession)
+    return [
+        _over("tool/call", CallTool, doors.call_tool, base=call),
+        *(
+            _over(f"tool_worker/{kind.__name__}", kind, partial(doors.tell, worker))
+            for kind in to_worker
+        ),
+    ]
 
 
 class InternalError(Exception):
@@ -103,6 +123,11 @@ class Doors:
     async def tell(self, subject: str, data: bytes) -> None:
         """Publishes over NATS; nobody answers."""
         await self._client.publish(subject, data)
+
+    async def call_tool(self, data: bytes) -> None:
+        """Calls a tool under an id of its own; a malformed call is refused, another one accepted."""
+        self._number += 1
+        await self.ask(subjects.tool("echo", RUN), data.replace(b"\xa1c", b"\xa8%08d" % self._number))
 
     async def frame(self, data: bytes) -> None:
         """Sends a frame to the generation socket as a client of its own."""
@@ -218,9 +243,7 @@ class Doors:
 
 
 def _targets(doors: Doors, http: Any, admin: Any) -> list[SocketTarget]:
-    def over(name: str, kind: Any, send: Send, **options: Any) -> SocketTarget:
-        return SocketTarget(Target(f"socket/{name}", kind, lambda _: None, **options), send)
-
+    over = _over
     asked = {
         subjects.gateway_open(RUN): OpenSession,
         subjects.gateway_export(RUN): ExportSession,
@@ -300,7 +323,8 @@ async def play_sockets(seed: int, num_inputs: int, folder: Path) -> list[Tally]:
                 await world.start_gateway()
                 config = world.experiment_file("weight_sync", {})
                 await world.start_service(_weight_sync, config, "weight_sync-0")
-                return await _campaign(world, seed, num_inputs, folder)
+                async with _tool_worker(world) as worker:
+                    return await _campaign(world, worker, seed, num_inputs, folder)
         finally:
             nats.kill()
             redis.kill()
@@ -317,14 +341,35 @@ def _quiet() -> Iterator[None]:
         structlog.configure(**before)
 
 
+@tool
+async def echo(text: str, times: int = 1) -> str:
+    """Repeat a text."""
+    return text * max(0, min(times, 10))
+
+
+@asynccontextmanager
+async def _tool_worker(world: GatewayWorld) -> AsyncIterator[ToolWorker]:
+    """A worker with a connection of its own, as tools outside of the services have."""
+    bus = await Bus.connect(world.endpoints, name="worker")
+    worker = ToolWorker([echo], bus, run=RUN)
+    await worker.start()
+    yield worker
+    await worker.close()
+    await bus.close()
+
+
 async def _weight_sync(args: Args) -> Service:
     return build_weight_sync(args)
 
 
-async def _campaign(world: GatewayWorld, seed: int, num_inputs: int, folder: Path) -> list[Tally]:
+async def _campaign(
+    world: GatewayWorld, worker: ToolWorker, seed: int, num_inputs: int, folder: Path
+) -> list[Tally]:
     opened = await world.open("http.0", max_episode_tokens=10_000_000, timeout_s=3600.0)
     await world.open("export.0", timeout_s=3600.0)
-    targets = _targets(Doors(world), world.http(opened), world.http(opened, ADMIN_KEY))
+    doors = Doors(world)
+    targets = _targets(doors, world.http(opened), world.http(opened, ADMIN_KEY))
+    targets += _tool_targets(doors, subjects.tool_worker(worker.worker_id))
     num_each = -(-num_inputs // len(targets))
     tallies = []
     for target in targets:
@@ -364,6 +409,10 @@ async def _check_all(world: GatewayWorld) -> None:
     assert scored.scores == ()
     weights = CurrentWeightsRequest("after")
     await bus.request(subjects.current_weights(RUN), weights, CurrentWeightsReply, timeout_s=ANSWER_S)
+    client = ToolClient(bus, RUN)
+    told = await client.run_call(CallTool("after", "echo", {"text": "after"}, run=RUN))
+    assert told.content == "after", told
+    await client.close()
     outbox = Outbox(world.redis, RUN)
     await outbox.emit("fuzz", RunFinished(1, "after"))
     last = None

@@ -46,6 +46,7 @@ _RANGES = NumberRanges(
     temperature=(0, 100),
     top_p=(1e-6, 1),
     top_k=(0, 1 << 30),
+    sampling_seed=(-(1 << 63), (1 << 63) - 1),
 )
 
 

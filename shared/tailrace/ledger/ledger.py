@@ -125,9 +125,11 @@ class Ledger:
     def add(self, node: LedgerNode) -> Call:
         """Takes over a node as it is; it replaces a node of the same id. Returns its place in the tree.
 
-        Raises `UnknownCompletionError` if its parent is missing, `ValueError` if there is not one
-        log-probability for each sampled token.
+        Raises `UnknownCompletionError` if its parent is missing, `ValueError` if its bytes are no whole
+        tokens, or if there is not one log-probability for each sampled token.
         """
+        if len(node.token_ids) % 4 or len(node.inserted_ids) % 4:
+            raise ValueError(f"call {node.completion_id!r}: its ids are not int32")
         if len(node.token_ids) != len(node.inference_logprobs):  # 4 bytes each
             raise ValueError(
                 f"call {node.completion_id!r}: its log-probabilities are not those of its tokens"

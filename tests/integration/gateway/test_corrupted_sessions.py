@@ -7,12 +7,25 @@ import pytest
 
 from tailrace.store import StoreConnection
 from tailrace_protos.base import encode
-from tailrace_protos.session import RewardSet
+from tailrace_protos.chat import ChatMessage
+from tailrace_protos.generation import FinishReason
+from tailrace_protos.session import LedgerNode, RewardSet
 from tests.integration.gateway.replicas import two_replicas
 from tests.world.gateway import GatewayWorld
 
 BODY = {"messages": [{"role": "user", "content": "Hi"}]}
-GARBAGE = [b"", b"\xc1", encode(RewardSet("", 1.0))[:-3], b"\xff" * 1000, b"\x91" * 5000]
+SPLIT = LedgerNode(
+    "c", "", (), b"\1\0\0\0\2\0\0", b"", b"", (), FinishReason.STOP, ChatMessage("assistant", "")
+)
+GARBAGE = [
+    b"",
+    b"\xc1",
+    encode(RewardSet("", 1.0))[:-3],
+    b"\xff" * 1000,
+    b"\x91" * 5000,
+    encode(SPLIT),  # its ids are no whole numbers
+    encode(msgspec.structs.replace(SPLIT, parent_id="unknown", inserted_ids=b"")),
+]
 
 
 async def kept(redis: StoreConnection, run: str, session_id: str) -> list[bytes]:

@@ -165,3 +165,11 @@ async def test_a_restarted_gateway_knows_its_sessions(world: GatewayWorld) -> No
         there = SessionOpened(opened.session_id, url, opened.api_key)
         shown = (await world.http(there).get("sessions/current")).json()
         assert shown["metrics"]["num_calls"] == 1
+
+
+@pytest.mark.parametrize("seed", [10**40, -(10**20), 1 << 63])
+async def test_a_seed_beyond_64_bits_is_refused_by_name(world: GatewayWorld, seed: int) -> None:
+    client = world.http(await world.open(), ADMIN_KEY)
+    refused = await client.post("sessions", json={"sampling_seed": seed})
+    assert refused.status_code == 400, refused.text
+    assert refused.json()["error"]["param"] == "sampling_seed"
