@@ -137,9 +137,9 @@ class AgentActivity(Message, frozen=True, tag="agent_activity"):
     num_in_tools: Count  # environment steps and tools
     num_in_reward: Count
     num_settling: Count  # journal and trajectory writes
-    unix_s: float
+    unix_s: Finite
     waiting_groups: tuple[str, ...] = ()  # with an episode that no agent outside has leased yet
-    context_limit: int = 0  # tokens of the longest episode that it plays; 0: it plays none
+    context_limit: Count = 0  # tokens of the longest episode that it plays; 0: it plays none
     max_episodes: dict[Phase, Count] = msgspec.field(default_factory=dict)  # that it plays at once
 
 

@@ -95,6 +95,7 @@ class FakeAgents:
         self.played: Counter[str] = Counter()  # episode id -> times
         self.tasks: dict[str, EpisodeTask] = {}
         self.held: list[EpisodeTask] = []  # not settled: `outcome_of` said None
+        self.max_episodes: dict[subjects.Phase, int] = {}  # that it says it plays at once
 
     async def work(self, phase: subjects.Phase) -> None:
         stream = subjects.episodes_stream(self._run)
@@ -118,7 +119,15 @@ class FakeAgents:
 
     async def tell(self) -> None:
         while True:
-            activity = AgentActivity(self.worker_id, len(self.held), 0, 0, 0, time.time())
+            activity = AgentActivity(
+                self.worker_id,
+                len(self.held),
+                0,
+                0,
+                0,
+                time.time(),
+                max_episodes=self.max_episodes,
+            )
             await self._bus.publish(subjects.activity(self._run), activity)
             await asyncio.sleep(0.1)
 
