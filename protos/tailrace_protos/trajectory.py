@@ -31,7 +31,7 @@ class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
     spans: tuple[TokenSpan, ...] = ()  # their `num_tokens` sum to S
     turn_ends: Int32Bytes = EMPTY  # [K] end (exclusive) of each turn that this row trains
     turn_rewards: Float32Bytes = EMPTY  # [K]
-    reward: Finite = 0.0  # the return credited to this row
+    reward: float = 0.0  # the return credited to this row
     row_id: str = ""  # unique in its episode; empty when the episode has one row
     turn_hashes: Int64Bytes = EMPTY  # [K] of task and observation before each turn; or empty
     first_turn: int = -1  # where rows are stretches of one line of turns: place of the first in it
@@ -55,7 +55,7 @@ class Trajectory(Message, frozen=True, tag="trajectory"):
     task: EnvTask
     outcome: Outcome
     reason: str  # why, when the outcome is not ok
-    reward: Finite  # return of the episode: what group statistics are made of
+    reward: float  # return of the episode: what group statistics are made of; the learner counts NaN
     metrics: dict[str, Finite]
     started_unix_s: float
     finished_unix_s: float

@@ -110,6 +110,11 @@ class SessionsHere:
         """See `SessionStore`."""
         self._sessions.pop(session_id, None)
 
+    async def set_aside(self, session_id: str, nonce: str, error: Exception, *found: bytes) -> None:
+        """Delete the session and show why; there is no store that could keep its bytes."""
+        await self.delete(session_id, nonce)
+        self._screen.line(f"the session {session_id!r} was corrupted: {error}")
+
     def _show(self, entry: bytes) -> None:
         try:
             node = decode(entry, LedgerNode)
