@@ -259,7 +259,8 @@ class Episode:
             metrics.setdefault("success", 0.0)  # an environment reports it at its end only
         if wrong := {name: value for name, value in metrics.items() if not math.isfinite(value)}:
             found = ", ".join(f"{name} is {value}" for name, value in wrong.items())
-            end = end._replace(outcome=Outcome.INFRA_FAILURE, reason=f"metrics must be finite: {found}")
+            reason = "; ".join(filter(None, (end.reason, f"metrics must be finite: {found}")))
+            end = end._replace(outcome=Outcome.INFRA_FAILURE, reason=reason)
             metrics = {name: value for name, value in metrics.items() if name not in wrong}
         return EpisodeResult(
             end.outcome,

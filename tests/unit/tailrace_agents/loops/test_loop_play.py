@@ -15,6 +15,7 @@ from tailrace.config import ConfigError, RunConfig
 from tailrace.data import DatasetEntry
 from tailrace.policy import Stages
 from tailrace.sdk import AgentLoop, EpisodeOverError, GenerationFailedError, Tool, tool
+from tailrace.sdk.agent_loop import EpisodeEnd
 from tailrace.tools import LocalTools
 from tailrace_agents.adapters.player_factory import PlayerFactory
 from tailrace_agents.config import AgentsConfig, LoopArgs
@@ -111,6 +112,21 @@ async def test_the_reward_of_a_loop_reaches_the_conversations_of_its_scope(
     rows = result.transcript.rows(3.0)  # the loop's own 1, and 2 of the reward service
     assert [row.reward for row in rows if row.has_reward] == [3.0] * num_reached
     assert sum(result.transcript.turn_rewards) == 3.0
+
+
+class Speedless(AgentLoop):
+    """Ends with a reason of its own and a metric that is no number."""
+
+    async def run(self, row: dict[str, Any], policy: Any) -> Any:
+        await policy.chat([user("x")])
+        return EpisodeEnd(Outcome.POLICY_FAILURE, "gave up", {"speed": float("nan")})
+
+
+async def test_a_metric_that_is_no_number_hides_no_reason_of_the_loop() -> None:
+    result = await play(Speedless, ChatPolicy("A"))
+    assert result.outcome is Outcome.INFRA_FAILURE
+    assert result.reason == "gave up; metrics must be finite: speed is nan"
+    assert "speed" not in result.metrics
 
 
 class Crowd(AgentLoop):
