@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,25 +14,37 @@ import yaml
 
 from tests.chart.conftest import CHART, ROOT, Render, workloads
 
+# A built-in of Python takes no function.
+NAMES_WORKLOADS = """
+def workload_to_resource_function(name):
+    job = struct(name="tailrace-run-1a2b3c4d", kind="Job")
+    resource_names(name(job), name(struct(name="tailrace-agents", kind="Deployment")))
+"""
+
 
 class FakeTilt:
     """Records the calls of Tilt's built-ins."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], files: tuple[str, ...] = ()) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         module = starlark.Module()
         for name in (
             "docker_build", "k8s_yaml", "helm", "k8s_resource", "local_resource", "port_forward",
             "link", "sync", "fall_back_on", "run", "allow_k8s_contexts", "define_string", "define_bool",
+            "watch_file", "resource_names",
         ):  # fmt: skip
             module.add_callable(name, self._recorder(name))
         module.add_callable("parse", lambda: settings)
+        module.add_callable("exists", lambda path: path in files)
         module["TRIGGER_MODE_MANUAL"] = "manual"
-        source = (ROOT / "Tiltfile").read_text().replace("config.", "")  # no methods in this Starlark
+        source = (ROOT / "Tiltfile").read_text()
+        for module_name in ("config.", "os.path."):  # no methods in this Starlark
+            source = source.replace(module_name, "")
         dialect = starlark.Dialect.extended()
         dialect.enable_top_level_stmt = True
-        parsed = starlark.parse("Tiltfile", source, dialect)
-        starlark.eval(module, parsed, starlark.Globals.extended_by([starlark.LibraryExtension.Print]))
+        parsed = starlark.parse("Tiltfile", NAMES_WORKLOADS + source, dialect)
+        extensions = [starlark.LibraryExtension.Print, starlark.LibraryExtension.StructType]
+        starlark.eval(module, parsed, starlark.Globals.extended_by(extensions))
 
     def _recorder(self, name: str) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
@@ -90,8 +104,10 @@ def test_the_chart_is_installed_with_the_cpu_values(tilt: FakeTilt) -> None:
 def test_each_workload_is_a_resource_with_links(tilt: FakeTilt, render: Render) -> None:
     resources = {arguments[0]: named for arguments, named in tilt.of("k8s_resource")}
     for each in workloads(render()):
-        if each["kind"] in ("Deployment", "StatefulSet"):
-            name = each["metadata"]["name"].replace("demo-", "tailrace-", 1)
+        name = each["metadata"]["name"].replace("demo-", "tailrace-", 1)
+        if each["kind"] == "Job":
+            name = name.rpartition("-")[0]
+        if each["kind"] != "Pod":
             assert name in resources
             assert resources[name]["labels"]
     assert resources["tailrace-agents"]["links"]
@@ -99,11 +115,33 @@ def test_each_workload_is_a_resource_with_links(tilt: FakeTilt, render: Render) 
     assert len(ports) == len(set(ports)), "two resources on one port"
 
 
+def test_the_job_of_a_run_has_one_name_whatever_it_runs(tilt: FakeTilt) -> None:
+    assert tilt.of("resource_names") == [(("tailrace-run", "tailrace-agents"), {})]
+
+
+def buttons_of(tilt: FakeTilt) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
+    return {each[0][0]: each for each in tilt.of("local_resource")}
+
+
 def test_buttons_wait_for_a_click(tilt: FakeTilt) -> None:
-    buttons = {arguments[0]: named for arguments, named in tilt.of("local_resource")}
-    assert {"kill agents", "tests", "submit experiment", "helm test"} <= set(buttons)
-    for named in buttons.values():
+    buttons = buttons_of(tilt)
+    assert {"kill agents", "tests", "submit experiment", "test an episode"} <= set(buttons)
+    for _, named in buttons.values():
         assert (named["trigger_mode"], named["auto_init"]) == ("manual", False)
+
+
+def test_a_submitted_experiment_gets_a_name_of_its_own(tilt: FakeTilt, tmp_path: Path) -> None:
+    (_, command), _ = buttons_of(tilt)["submit experiment"]
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    ((written,), _) = tilt.of("watch_file")[0]
+    name = yaml.safe_load((tmp_path / written).read_text())["experiment"]["exp_name"]
+    assert re.fullmatch(r"run-\d{8}-\d{6}", name)
+    assert FakeTilt({}, files=(written,)).of("helm")[0][1]["values"][-1] == written
+
+
+def test_the_test_of_helm_lies_where_tilt_leaves_it_out() -> None:
+    tests = [path for path in CHART.rglob("*.yaml") if "helm.sh/hook: test" in path.read_text()]
+    assert [path.parent.name for path in tests] == ["tests"]
 
 
 def test_settings_choose_values_context_and_gateway() -> None:
