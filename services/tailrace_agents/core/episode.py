@@ -1,5 +1,6 @@
 """Parts of an episode: sampling parameters, fatal errors, the result."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -47,7 +48,7 @@ class EpisodeResult:
     outcome: Outcome = Outcome.OK
     reason: str = ""
     transcript: Transcript = field(default_factory=SessionTranscript)
-    messages: list[ChatMessage] = field(default_factory=list)  # user, assistant, user, ...
+    messages: Sequence[ChatMessage] = ()  # user, assistant, user, ...
     metrics: dict[str, float] = field(default_factory=dict)
     row: dict[str, Any] = field(default_factory=dict)  # of the data set, for rewards
     num_replayed_turns: int = 0
@@ -81,6 +82,8 @@ class FatalErrorLatch:
 
     A loop may catch an exception and go on; it cannot hide a fatal error from the machine.
     """
+
+    __slots__ = ("error",)
 
     def __init__(self) -> None:
         self.error: FatalError | None = None

@@ -6,9 +6,7 @@ calls end in any order. Only the turns of an environment, one after another, are
 """
 
 import hashlib
-from collections import deque
-from collections.abc import Awaitable, Sequence
-from itertools import count
+from collections.abc import Awaitable, Iterator, Sequence
 
 from tailrace_agents.ports import EpisodeJournal
 from tailrace_protos.base import Int32Bytes
@@ -19,35 +17,35 @@ from tailrace_protos.tool import ToolResult
 
 
 class EpisodeRecords:
-    """Records of one episode. `num_replayed` counts the model calls that were known."""
+    """Records of one episode."""
+
+    __slots__ = ("_calls", "_journal", "_next_index", "_tools", "_turns")
 
     def __init__(self, journal: EpisodeJournal, recorded: Sequence[JournalRecord] = ()) -> None:
         self._journal = journal
-        self._turns: deque[CallRecord] = deque()  # of an environment
         self._calls: dict[bytes, list[CallRecord]] = {}
         self._tools: dict[tuple[str, str], list[ToolRecord]] = {}
-        self._indices = count(1 + max((record.index for record in recorded), default=-1))
-        self.num_replayed = 0
+        self._next_index = 0
+        turns: list[CallRecord] = []
         for record in recorded:
+            self._next_index = max(self._next_index, record.index + 1)
             if isinstance(record, ToolRecord):
                 key = (record.call.name, record.call.arguments)
                 self._tools.setdefault(key, []).append(record)
             elif record.step is not None:
-                self._turns.append(record)
+                turns.append(record)
             else:
                 self._calls.setdefault(record.prompt_digest, []).append(record)
+        self._turns: Iterator[CallRecord] = iter(turns)  # of an environment
 
     def known_turn(self) -> CallRecord | None:
         """Returns the next recorded turn of an environment."""
-        return self._turns.popleft() if self._turns else None
+        return next(self._turns, None)
 
     def known_call(self, prompt_ids: Int32Bytes) -> LedgerNode | None:
         """Returns the recorded answer to this prompt."""
         known = self._calls.get(_digest(prompt_ids))
-        if not known:
-            return None
-        self.num_replayed += 1
-        return known.pop(0).node
+        return known.pop(0).node if known else None
 
     def known_result(self, call: ToolCall) -> ToolRecord | None:
         """Returns the recorded result of this tool call."""
@@ -59,15 +57,21 @@ class EpisodeRecords:
 
     def keep_turn(self, node: LedgerNode, step: EnvStep) -> Awaitable[None]:
         """Keeps a turn that an environment answered; raises `EpisodeTakenError`."""
-        return self._journal.append(CallRecord(next(self._indices), node, b"", step))
+        return self._journal.append(CallRecord(self._index(), node, b"", step))
 
     async def keep_call(self, prompt_ids: Int32Bytes, node: LedgerNode) -> None:
         """Keeps a model call durably; raises `EpisodeTakenError`."""
-        await self._journal.append(CallRecord(next(self._indices), node, _digest(prompt_ids)))
+        await self._journal.append(CallRecord(self._index(), node, _digest(prompt_ids)))
 
     async def keep_result(self, call: ToolCall, result: ToolResult, is_stateful: bool) -> None:
         """Keeps a tool's result durably; raises `EpisodeTakenError`."""
-        await self._journal.append(ToolRecord(next(self._indices), call, result, is_stateful))
+        await self._journal.append(ToolRecord(self._index(), call, result, is_stateful))
+
+    def _index(self) -> int:
+        """Numbers a new record."""
+        index = self._next_index
+        self._next_index = index + 1
+        return index
 
 
 def _digest(prompt_ids: Int32Bytes) -> bytes:

@@ -100,6 +100,24 @@ def is_baseline(task: EpisodeTask, greedy_baseline: bool) -> bool:
 class Episode:
     """One episode in play. `limits`: sampled tokens and time are set from the task."""
 
+    __slots__ = (
+        "_started_s",
+        "context",
+        "counts",
+        "decode_s",
+        "latch",
+        "limits",
+        "num_calls",
+        "num_replayed",
+        "num_restarts",
+        "over",
+        "prefill_s",
+        "row",
+        "sampling",
+        "task",
+        "transcript",
+    )
+
     def __init__(
         self,
         task: EpisodeTask,
@@ -257,7 +275,8 @@ class Episode:
         metrics = {**self.transcript.counts(), **self.counts, **end.metrics}
         if end.outcome is Outcome.POLICY_FAILURE and isinstance(self.transcript, EnvTranscript):
             metrics.setdefault("success", 0.0)  # an environment reports it at its end only
-        if wrong := {name: value for name, value in metrics.items() if not math.isfinite(value)}:
+        if not all(map(math.isfinite, metrics.values())):
+            wrong = {name: value for name, value in metrics.items() if not math.isfinite(value)}
             found = ", ".join(f"{name} is {value}" for name, value in wrong.items())
             reason = "; ".join(filter(None, (end.reason, f"metrics must be finite: {found}")))
             end = end._replace(outcome=Outcome.INFRA_FAILURE, reason=reason)
@@ -266,7 +285,7 @@ class Episode:
             end.outcome,
             end.reason,
             self.transcript,
-            list(self.transcript.messages()),
+            self.transcript.messages(),
             metrics,
             self.row,
             self.num_replayed,

@@ -54,6 +54,8 @@ class Transcript(Protocol):
 class LedgerTranscript:
     """Base of transcripts that a ledger keeps."""
 
+    __slots__ = ("ledger", "style")
+
     def __init__(self, ledger: Ledger, style: ExportStyle) -> None:
         self.ledger = ledger
         self.style = style
@@ -78,6 +80,8 @@ class LedgerTranscript:
 
 class LoopTranscript(LedgerTranscript):
     """`Transcript` of an agent loop: its turns are model calls, its rows the ledger's export."""
+
+    __slots__ = ("_scope", "_turn_discount")
 
     def __init__(
         self, ledger: Ledger, style: ExportStyle, turn_discount: float, scope: RewardScope
@@ -115,6 +119,8 @@ class LoopTranscript(LedgerTranscript):
 
 class EnvTranscript(LedgerTranscript):
     """`Transcript` of an environment: one line of turns that the environment rewarded."""
+
+    __slots__ = ("_hashes", "_rewards")
 
     faults = ()  # an environment must answer any reply
 

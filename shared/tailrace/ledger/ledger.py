@@ -34,6 +34,8 @@ from tailrace_protos.trajectory import TokenRow
 class Ledger:
     """Tree of calls. Pure: it reads no clock, calls no engine and stores nothing elsewhere."""
 
+    __slots__ = ("_reasoning", "_rendering", "_tree", "_unanswered", "reward")
+
     def __init__(self, renderer: Renderer, *, reasoning: ReasoningPolicy = "keep") -> None:
         self._rendering = Rendering(renderer)
         self._reasoning: ReasoningPolicy = reasoning

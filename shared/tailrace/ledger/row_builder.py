@@ -20,6 +20,17 @@ from tailrace_protos.trajectory import TokenRow
 class RowBuilder:
     """Grows by inserted ids and by the sampled tokens of whole calls."""
 
+    __slots__ = (
+        "_ids",
+        "_logprobs",
+        "_mask",
+        "_num_bytes",
+        "_spans",
+        "_turn_ends",
+        "_turn_returns",
+        "_turn_rewards",
+    )
+
     def __init__(self) -> None:
         self._ids: list[bytes | memoryview] = []
         self._mask: list[bytes] = []
@@ -71,12 +82,12 @@ class RowBuilder:
         """Builds the row; `reward` is the return credited to it, `hashes` name the observations."""
         mask, logprobs = b"".join(self._mask), b"".join(self._logprobs)
         spans = join_spans(self._spans)
-        finite = np.isfinite(np.frombuffer(logprobs, "<f4"))
+        finite = np.isfinite(np.frombuffer(logprobs, np.float32))
         if not finite.all():
             is_sampled = np.frombuffer(mask, np.bool_)
             spans = kept_spans(spans, finite[is_sampled])
             mask = (is_sampled & finite).tobytes()
-            logprobs = np.where(finite, np.frombuffer(logprobs, "<f4"), np.float32(0)).tobytes()
+            logprobs = np.where(finite, np.frombuffer(logprobs, np.float32), np.float32(0)).tobytes()
         return TokenRow(
             token_ids=_view(b"".join(self._ids)),
             loss_mask=_view(mask),
@@ -105,4 +116,4 @@ def _view(raw: bytes) -> memoryview:
 
 def _packed(code: Literal["i", "f", "q"], values: Sequence[float]) -> memoryview:
     """Packs short lists; numpy takes longer to start than `array` takes to copy."""
-    return _view(array(code, values).tobytes())
+    return memoryview(array(code, values)).cast("B") if values else EMPTY

@@ -81,6 +81,8 @@ class CallTree:
     Calls refer to their parents only: without reference cycles, a finished ledger is freed at once.
     """
 
+    __slots__ = ("_calls", "_children", "num_sampled")
+
     def __init__(self) -> None:
         self.num_sampled = 0  # tokens of all calls
         self._calls: dict[str, Call] = {}

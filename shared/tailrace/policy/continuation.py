@@ -7,9 +7,11 @@ token are bounded and spaced by a growing delay; an episode's lease is given bac
 import asyncio
 import itertools
 import math
+import time
 import uuid
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -82,7 +84,7 @@ class _Place:
     """Server of an episode."""
 
     address: Address
-    rested_s: float = math.inf  # end of its last turn, in the time of the event loop
+    rested_s: float = math.inf  # end of its last turn, on the monotonic clock
 
 
 class _Failure(NamedTuple):
@@ -130,16 +132,14 @@ class ContinuingPolicy:
         self._places.pop(episode_id, None)
         self._placement.release(episode_id)
 
-    async def generate(self, request: TurnRequest) -> Generation:
+    def generate(self, request: TurnRequest) -> Coroutine[Any, Any, Generation]:
         """See `Policy`; one server samples the turn or, after failures, several."""
-        num_prompt = len(request.prompt_ids) // 4
-        with span("turn", turn=request.turn, num_prompt_tokens=num_prompt) as made:
-            generation = await self._generate(request)
-            made.set(num_sampled_tokens=generation.num_tokens)
-            return generation
+        turn = self._generate(request)
+        return _traced(turn, request) if current_traceparent() else turn
 
     async def _generate(self, request: TurnRequest) -> Generation:
-        episode_id, on_chunk = request.episode_id, request.on_chunk
+        episode_id = request.episode_id
+        num_prompt = len(request.prompt_ids) // 4  # int32
         call = GenerateRequest(
             call_id=f"{episode_id}.{request.turn}.{next(self._call_ids)}",
             episode_id=episode_id,
@@ -152,43 +152,42 @@ class ContinuingPolicy:
         )
         self._stages.num_generating += 1
         try:
-            address = await self._place(call)
-            outcome = await self._call(address, call, on_chunk)
+            address = self._address(episode_id, num_prompt)
+            if address is None:
+                place = self._places.get(episode_id)
+                address = await self._lease(call, stay_at=place.address if place else None)
+            outcome = await self._call(address, call, request.on_chunk)
             if not isinstance(outcome, Generation):
-                outcome = await self._continue(call, address, outcome, on_chunk)
-            self._rest(call, outcome)
+                outcome = await self._continue(call, address, outcome, request.on_chunk)
+            self._rest(episode_id, num_prompt + outcome.num_tokens)
             return outcome
         finally:
             self._stages.num_generating -= 1
 
-    async def _place(self, call: GenerateRequest) -> Address:
-        """Server of the next turn: that of the last one, unless a long time has passed since."""
-        place = self._places.get(call.episode_id)
-        now_s = asyncio.get_running_loop().time()
-        if place is None or now_s - place.rested_s > self._placement.ask_after_s:
-            return await self._lease(call, stay_at=place.address if place else None)
-        self._placement.report_turn(
-            call.episode_id, place.address.server_id, _num_prompt(call), is_over=False
-        )
-        return place.address
+    def _address(self, episode_id: str, num_prompt: int) -> Address | None:
+        """Server of the last turn for the next one; None if a long time has passed since."""
+        place = self._places.get(episode_id)
+        if place is None or time.monotonic() - place.rested_s > self._placement.ask_after_s:
+            return None
+        address = place.address
+        self._placement.report_turn(episode_id, address.server_id, num_prompt, is_over=False)
+        return address
 
     async def _lease(
         self, call: GenerateRequest, failed_server_id: str = "", stay_at: Address | None = None
     ) -> Address:
-        episode_id = call.episode_id
-        address = await self._placement.lease(episode_id, _num_prompt(call), failed_server_id, stay_at)
+        episode_id, num_prompt = call.episode_id, len(call.prompt_ids) // 4
+        address = await self._placement.lease(episode_id, num_prompt, failed_server_id, stay_at)
         self._places[episode_id] = _Place(address)
         return address
 
-    def _rest(self, call: GenerateRequest, turn: Generation) -> None:
-        """Notes the end of a turn."""
-        place = self._places.get(call.episode_id)
-        if place is None:
-            return
-        place.rested_s = asyncio.get_running_loop().time()
-        num_tokens = _num_prompt(call) + turn.num_tokens
-        server_id = place.address.server_id
-        self._placement.report_turn(call.episode_id, server_id, num_tokens, is_over=True)
+    def _rest(self, episode_id: str, num_tokens: int) -> None:
+        """Notes the end of a turn whose conversation has `num_tokens` now."""
+        place = self._places.get(episode_id)
+        if place is not None:
+            place.rested_s = time.monotonic()
+            server_id = place.address.server_id
+            self._placement.report_turn(episode_id, server_id, num_tokens, is_over=True)
 
     async def _call(
         self, address: Address, request: GenerateRequest, on_chunk: OnChunk | None
@@ -252,8 +251,13 @@ class ContinuingPolicy:
         )
 
 
-def _num_prompt(call: GenerateRequest) -> int:
-    return len(call.prompt_ids) // 4  # int32
+async def _traced(turn: Awaitable[Generation], request: TurnRequest) -> Generation:
+    """Awaits the turn in a span of the current trace."""
+    num_prompt = len(request.prompt_ids) // 4
+    with span("turn", turn=request.turn, num_prompt_tokens=num_prompt) as made:
+        generation = await turn
+        made.set(num_sampled_tokens=generation.num_tokens)
+        return generation
 
 
 async def _stream(call: GenerateCall, on_chunk: OnChunk) -> Generation:
