@@ -18,17 +18,46 @@ def newest_checkpoint(run_dir: Path) -> Path:
     return max(found, key=lambda path: int(path.name[5:]))
 
 
-def require_steps_left(run: RunConfig) -> None:
-    """Refuses to continue a run that has reached `max_steps` already."""
+def has_begun(run_dir: Path) -> bool:
+    """Whether a run was started in this directory."""
+    return (run_dir / "events.jsonl").exists()
+
+
+def lacks_checkpoint(experiment: Experiment) -> bool:
+    """Whether a run that is to continue ended before its first checkpoint, so that it begins again.
+
+    `ConfigError` if there is no such run at all.
+    """
+    run = experiment.run
+    if run.resume_from_checkpoint is not True or experiment.learner.checkpoint_url:
+        return False
+    if any((run.run_dir / "checkpoints").glob("step_*")):
+        return False
+    if not has_begun(run.run_dir):
+        raise ConfigError(
+            f"resume_from_checkpoint: {run.run_dir} holds no run: correct exp_name or output_dir, or "
+            "leave it out to begin one"
+        )
+    return True
+
+
+def reached_checkpoint(run: RunConfig) -> tuple[Path, int] | None:
+    """Checkpoint that a run continues from if it has done all its steps, and their number."""
     resume = run.resume_from_checkpoint
     if resume is False or run.num_epochs:
-        return
+        return None
     try:
         path = newest_checkpoint(run.run_dir) if resume is True else Path(resume).expanduser()
         reached = int(json.loads((path / "run_state.json").read_bytes())["step"])
     except (ConfigError, OSError, ValueError, KeyError):
-        return  # the learner tells what is wrong with it
-    if reached >= run.max_steps:
+        return None  # the learner tells what is wrong with it
+    return (path, reached) if reached >= run.max_steps else None
+
+
+def require_steps_left(run: RunConfig) -> None:
+    """Refuses to continue a run that has reached `max_steps` already."""
+    if found := reached_checkpoint(run):
+        path, reached = found
         raise ConfigError(
             f"max_steps is {run.max_steps}, but {path} has done {reached} steps: nothing was changed; "
             f"set max_steps above {reached} to train on"

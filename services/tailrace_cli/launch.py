@@ -45,7 +45,9 @@ def record_launch(run_dir: Path, folder: Path) -> None:
             **_versions(),
         },
     }
-    (run_dir / FILE).write_text(json.dumps([*read_launches(run_dir), entry], indent=1) + "\n")
+    path = run_dir / FILE
+    path.touch(0o600)
+    path.write_text(json.dumps([*read_launches(run_dir), entry], indent=1) + "\n")
 
 
 def read_launches(run_dir: Path) -> list[dict[str, Any]]:

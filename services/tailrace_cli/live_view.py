@@ -108,7 +108,10 @@ def _without_numbers(text: str) -> str:
 
 def _where(status: RunStatus) -> str:
     done, total = _progress(status)
-    return f"{status.phase.replace('_', ' ')}  step {done}/{total}"
+    phase = status.phase.replace("_", " ")
+    if status.phase == WARM_START and not status.warm_start_num_steps:
+        return phase  # the learner has not told its number of steps yet
+    return f"{phase}  step {done}/{total}"
 
 
 def _progress(status: RunStatus) -> tuple[int, int]:
@@ -129,13 +132,13 @@ def _cells(status: RunStatus) -> list[tuple[str, str]]:
         ),
         *([] if greedy is None else [("held-out greedy", f"{greedy:.3f}")]),
         ("failed", f"{status.num_failures:,}"),
-        ("version", str(status.policy_version)),
+        ("version", "-" if status.policy_version < 0 else str(status.policy_version)),
         ("reward", _number(status.reward_mean, "{:.3f}")),
         ("staleness", _number(status.staleness_mean, "{:.2f}")),
         ("tokens/s", _number(status.tokens_per_s, "{:,.0f}")),
         ("episodes", f"{status.num_episodes_running:,}"),
         ("ETA", _number(status.eta_s, "{:.0f} s")),
-        *([("waits for", status.blocked_by)] if status.blocked_by else []),
+        *([("waits for", status.blocked_by)] if status.blocked_by and status.phase not in ENDS else []),
     ]
 
 

@@ -44,9 +44,11 @@ def bound(**ids: Any) -> AbstractContextManager[None]:
     return cast(AbstractContextManager[None], bound_contextvars(**ids))
 
 
-def configure(*, service: str = "", run: str = "", instance_id: str = "", form: str = "") -> None:
-    """Sets up the logging of this process, once at start. `form` overrides the default, not
-    `TAILRACE_LOG`.
+def configure(
+    *, service: str = "", run: str = "", instance_id: str = "", form: str = "", level: str = "info"
+) -> None:
+    """Sets up the logging of this process, once at start. `form` and `level` override the defaults,
+    not `TAILRACE_LOG` and `TAILRACE_LOG_LEVEL`.
     """
     shared, renderers = _shared_processors(), _renderers(form)
     handler = logging.StreamHandler(cast(TextIO, _Stderr()))
@@ -56,11 +58,11 @@ def configure(*, service: str = "", run: str = "", instance_id: str = "", form: 
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
         )
     )
-    level = _level()
-    logging.basicConfig(handlers=[handler], level=max(level, logging.WARNING), force=True)
+    lowest = _level(level)
+    logging.basicConfig(handlers=[handler], level=max(lowest, logging.WARNING), force=True)
     structlog.configure(
         processors=[*shared, *renderers],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(lowest),
         logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
     )
@@ -97,8 +99,8 @@ def _renderers(form: str) -> list[Processor]:
     return [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
 
 
-def _level() -> int:
-    name = os.environ.get("TAILRACE_LOG_LEVEL", "info")
+def _level(default: str) -> int:
+    name = os.environ.get("TAILRACE_LOG_LEVEL", default)
     level = logging.getLevelNamesMapping().get(name.upper())
     if level is None:
         raise ConfigError(f"TAILRACE_LOG_LEVEL={name!r}: use debug, info, warning or error")

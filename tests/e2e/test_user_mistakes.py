@@ -100,6 +100,14 @@ def test_an_earlier_run_is_not_overwritten_unasked(tmp_path: Path) -> None:
     assert (tmp_path / "old" / "events.jsonl").exists()
 
 
+def test_a_run_to_continue_that_never_was_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    argv = command("train", "resume_from_checkpoint=true", output_dir=tmp_path, exp_name="typo")
+    result = run(argv)
+    assert result.returncode == 2
+    assert "holds no run: correct exp_name" in result.stdout
+    assert not (tmp_path / "typo").exists()
+
+
 def test_overwrite_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_text("")

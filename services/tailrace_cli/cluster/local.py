@@ -48,6 +48,16 @@ SERVER_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 ADMIN_KEY = "TAILRACE_GATEWAY_ADMIN_KEY"  # made up unless the environment has one
 
 
+class RunGoesOnError(ConfigError):
+    """Another process drives the run."""
+
+    def __init__(self, run_dir: Path, holder: int | str) -> None:
+        super().__init__(
+            f"run {run_dir.name} is already going on in {run_dir} (process {holder}): wait for it, "
+            "stop it, or choose another exp_name"
+        )
+
+
 class LocalCluster:
     """The processes of one run on this machine; use as an async context manager."""
 
@@ -93,6 +103,7 @@ class LocalCluster:
             restart_window_s=config.restart_window_s,
             max_failed_starts=config.max_failed_starts,
             guardian=self._guardian,
+            tell=self._tell,
         )
         connection = await self._attach() if self._attachment else await self._start_servers()
         self.endpoints = Endpoints.from_env(connection_environment("cli", connection))
@@ -155,18 +166,20 @@ class LocalCluster:
 
     def _prepare_run_dir(self) -> None:
         try:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-            self.state_dir.mkdir(mode=0o700, exist_ok=True)
-            self.state_dir.chmod(0o700)  # also that of a run before
-            free = shutil.disk_usage(self.run_dir).free
+            self.run_dir.parent.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self.run_dir.parent).free
             wanted = self._experiment.cluster.min_free_disk_bytes
             if free < wanted:
                 raise ConfigError(
                     f"only {free >> 20} MiB free under {self.run_dir}, {wanted >> 20} MiB wanted: free "
                     "some space, choose another output_dir, or lower cluster.min_free_disk_bytes"
                 )
+            self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.state_dir.chmod(0o700)  # also that of a run before
             self._lock = take_lock(self.state_dir)
-            (self.run_dir / "config.yaml").write_text(self._experiment.to_yaml())
+            config = self.run_dir / "config.yaml"
+            config.touch(0o600)  # it may name keys of judges and trackers
+            config.write_text(self._experiment.to_yaml())
             record_launch(self.run_dir, self._experiment.folder or Path.cwd())
         except OSError as error:
             raise ConfigError(
@@ -232,10 +245,7 @@ def take_lock(state_dir: Path) -> IO[str]:
         lock.seek(0)
         holder = lock.read().strip()
         lock.close()
-        raise ConfigError(
-            f"run {state_dir.parent.name} is already going on in {state_dir.parent} (process "
-            f"{holder}): wait for it, stop it, or choose another exp_name"
-        ) from error
+        raise RunGoesOnError(state_dir.parent, holder) from error
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()

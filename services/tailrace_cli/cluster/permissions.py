@@ -32,14 +32,14 @@ def nats_permissions(user: str, run: str, tool_names: Sequence[str] = ()) -> dic
     }
 
 
-_SANDBOX_TOOLS = ("python", "shell", "python_session")
+SANDBOX_TOOLS = ("python", "shell", "python_session")
 
 
 def _denied(user: str, run: str) -> dict[str, list[str]]:
     """Names that foreign tool workers may not take from the sandbox."""
     if user != "tools":
         return {}
-    return {"deny": _served(_SANDBOX_TOOLS, run)}
+    return {"deny": _served(SANDBOX_TOOLS, run)}
 
 
 def _served(names: Sequence[str], run: str = "") -> list[str]:
@@ -118,7 +118,7 @@ def _tools(run: str) -> Rights:
 
 
 def _sandbox(run: str) -> Rights:
-    return [], [*_served(_SANDBOX_TOOLS, run), subjects.tool_worker("*")]
+    return [], [*_served(SANDBOX_TOOLS, run), subjects.tool_worker("*")]
 
 
 def _any_tool(run: str) -> list[str]:

@@ -14,9 +14,9 @@ import os
 import signal
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
-from tailrace.log import get_logger
 from tailrace_cli.cluster.guardian import Guardian
 from tailrace_cli.cluster.plan import ProcessSpec
 from tailrace_cli.cluster.servers import tail
@@ -26,7 +26,6 @@ FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 5.0
 _PR_SET_PDEATHSIG = 1
 
-log = get_logger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -98,7 +97,10 @@ class Supervisor:
         restart_window_s: float,
         max_failed_starts: int = 0,
         guardian: Guardian | None = None,
+        tell: Callable[[str], None] = lambda _message: None,
     ) -> None:
+        """`tell` gets a sentence about each process that is started again or had to be killed."""
+        self._tell = tell
         self._logs_dir = logs_dir
         self._guardian = guardian
         self._limits = (max_restarts, restart_window_s, max_failed_starts)
@@ -165,7 +167,7 @@ class Supervisor:
         try:
             await asyncio.wait_for(process.wait(), drain_s)
         except TimeoutError:
-            log.warning("killed_after_drain", service=name, drain_s=drain_s)
+            self._tell(f"{name} has not ended within {drain_s:g} s: killed")
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
@@ -201,7 +203,6 @@ class Supervisor:
             process = self._processes[spec.name]
             exit_code = await process.wait()
             self._forget(process)
-            log.warning("process_ended", service=spec.name, exit_code=exit_code)
             too_often = failures.add(
                 time.monotonic(),
                 was_ready=spec.ready_file is None or spec.ready_file.exists(),
@@ -213,6 +214,10 @@ class Supervisor:
                     error = ServiceFailedError(spec.name, exit_code, log_path, too_often)
                     self.failed.set_result(error)
                 return
+            self._tell(
+                f"{spec.name} ended (exit code {exit_code}) and starts again; its log: "
+                f"{self.log_path(spec.name)}"
+            )
             await asyncio.sleep(min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (failures.num_recent - 1)))
             self._num_restarts[spec.name] = self._num_restarts.get(spec.name, 0) + 1
             await self._launch(spec)

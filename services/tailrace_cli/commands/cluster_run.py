@@ -2,19 +2,21 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from tailrace.bus import Bus
 from tailrace.config import ConfigError
 from tailrace.store.connection import without_credentials
-from tailrace_cli.checkpoints import require_steps_left
+from tailrace_cli.checkpoints import has_begun, lacks_checkpoint, require_steps_left
 from tailrace_cli.cluster.attached import Attachment
-from tailrace_cli.cluster.local import LocalCluster, clear_run_dir
+from tailrace_cli.cluster.local import LocalCluster, RunGoesOnError, clear_run_dir
 from tailrace_cli.cluster.watch import Watch
 from tailrace_cli.commands.validate import print_notes
 from tailrace_cli.experiment import Experiment, with_epochs
@@ -40,12 +42,18 @@ def prepare_run_dir(
             "starts a cluster on one machine; docs/gpu.md says how to start services on several"
         )
     run = experiment.run
+    if holder := RunFolder(run.run_dir).holder:
+        raise RunGoesOnError(run.run_dir, holder)
     is_new = overwrite or run.resume_from_checkpoint is not False
-    if not is_new and (run.run_dir / "events.jsonl").exists():
+    if not is_new and has_begun(run.run_dir):
         raise ConfigError(
             f"{run.run_dir} holds an earlier run: continue it with resume_from_checkpoint=true, start "
             "again with --overwrite, or choose another exp_name"
         )
+    if lacks_checkpoint(experiment):
+        _teller(console)(f"{run.run_dir} holds no checkpoint yet: the run begins again at step 0")
+        run = msgspec.structs.replace(run, resume_from_checkpoint=False)
+        experiment = dataclasses.replace(experiment, run=run)
     require_steps_left(run)
     report = require_loadable(experiment)
     print_notes(report, console)
@@ -74,7 +82,7 @@ def keep_up(
 async def _run(
     experiment: Experiment, console: Console, attachment: Attachment | None, num_gpus: int
 ) -> RunStatus | None:
-    interrupted = _interruption()
+    interrupted = _interruption(_teller(console))
     name = experiment.run.exp_name
     async with LocalCluster(experiment, attachment, _teller(console), num_gpus) as cluster:
         run_dir = experiment.run.run_dir
@@ -108,7 +116,7 @@ async def _keep_report(run: RunFolder, console: Console) -> None:
 async def _keep_up(
     experiment: Experiment, console: Console, attachment: Attachment | None, num_gpus: int
 ) -> None:
-    interrupted = _interruption()
+    interrupted = _interruption(_teller(console))
     async with LocalCluster(experiment, attachment, _teller(console), num_gpus) as cluster:
         console.print(f"NATS   {cluster.endpoints.nats_url}")
         console.print(f"Redis  {without_credentials(cluster.endpoints.redis_url)}")
@@ -146,13 +154,14 @@ def _teller(console: Console) -> Callable[[str], None]:
     return tell
 
 
-def _interruption() -> asyncio.Event:
+def _interruption(tell: Callable[[str], None]) -> asyncio.Event:
     """An event set by SIGINT or SIGTERM; a second signal ends the process at once."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def interrupt(number: signal.Signals) -> None:
         event.set()
+        tell("ending: episodes are handed back, a checkpoint is saved; the signal again ends at once")
         loop.remove_signal_handler(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from tailrace import log
 from tailrace.config import ConfigError
 from tailrace.tools.serving import load_tool
 from tailrace_agents.core.episode import EpisodeResult
@@ -42,6 +43,7 @@ def play_in_terminal(
     The model is that of `checkpoint`, or `model` behind the OpenAI `endpoint`. `tools` are
     `module:tool`s to run in this process, besides those that the experiment's cluster would serve.
     """
+    log.configure(form="console", level="warning")  # the engine's notes are no part of the play
     sys.path[:0] = [str(folder) for folder in (user_modules, Path.cwd()) if folder is not None]
     tag = _tag(experiment, tag)
     served = [*getattr(experiment.cluster, "tool_workers", ()), *tools]

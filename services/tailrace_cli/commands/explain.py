@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from tailrace.config import SECTIONS, RunConfig
 from tailrace.config.settings import Refused
 from tailrace_cli.console import plain_console
 from tailrace_cli.reference import Entry, find, other_names, rule_named
@@ -13,11 +14,19 @@ console = plain_console()
 
 
 def explain(
-    key: Annotated[str, typer.Argument(help="A key of an experiment, or a section: learner.critic.")],
+    key: Annotated[
+        str, typer.Argument(help="A key, or a section: learner.critic. None: names of all.")
+    ] = "",
 ) -> None:
     """Print a key's meaning, type, default and readers; of a section, all its keys."""
-    for line in explanation(key):
+    for line in explanation(key) if key else _names():
         console.print(line, soft_wrap=True)
+
+
+def _names() -> Iterator[str]:
+    yield f"sections: {', '.join(SECTIONS)}"
+    yield f"keys at the top: {', '.join(sorted(RunConfig.__struct_fields__))}"
+    yield "tailrace explain NAME prints one; docs/reference.md has all"
 
 
 def explanation(name: str) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """`tailrace init`: copies an example that the package ships into a folder of the user's."""
 
 import shutil
+from difflib import get_close_matches
 from pathlib import Path
 
 from rich.console import Console
@@ -46,7 +47,11 @@ def init(example: str, to: str, console: Console) -> None:
         console.print("tailrace init NAME copies one.")
         return
     if example not in known:
-        raise ConfigError(f"no example {example!r}: tailrace init lists them ({', '.join(known)})")
+        close = get_close_matches(example, known, 1)
+        guess = f"did you mean {close[0]}? " if close else ""
+        raise ConfigError(
+            f"no example {example!r}: {guess}tailrace init lists them ({', '.join(known)})"
+        )
     target = Path(to or Path(example).name)
     if target.exists():
         raise ConfigError(f"{target} exists: name another folder with --to")

@@ -20,9 +20,10 @@ from hydra.errors import HydraException
 from rich.console import Console
 
 from tailrace.config import ConfigError
+from tailrace_cli.checkpoints import has_begun, reached_checkpoint
 from tailrace_cli.cluster.supervisor import prepare_child
 from tailrace_cli.commands.runs import runs_table
-from tailrace_cli.experiment import load
+from tailrace_cli.experiment import load, with_epochs
 from tailrace_cli.reporting.pages import write_comparison
 from tailrace_cli.run_folders import RunFolder
 from tailrace_cli.validation import check_experiment
@@ -74,14 +75,22 @@ def _safe(value: str) -> str:
 def commands_of(
     path: Path, runs: Sequence[SweepRun], options: Sequence[str]
 ) -> list[tuple[RunFolder, list[str]]]:
-    """Folder and words of the command of each run of the experiment at `path`; checks all of them."""
+    """Folder and words of the command of each run of the experiment at `path`; checks all of them.
+
+    A run that is to continue and has done all its steps has no words.
+    """
     commands = []
     for one in runs:
         name = f"{load(path, one.overrides).run.exp_name}{one.suffix}"
         words = [*one.overrides, f"exp_name={name}"]
         experiment = load(path, words)
+        if experiment.run.resume_from_checkpoint is True and not has_begun(experiment.run.run_dir):
+            words.append("resume_from_checkpoint=false")  # only runs before it had begun
+            experiment = load(path, words)
         check_experiment(experiment)
-        commands.append((RunFolder(experiment.run.run_dir), ["train", str(path), *words, *options]))
+        is_done = reached_checkpoint(with_epochs(experiment).run) is not None
+        command = [] if is_done else ["train", str(path), *words, *options]
+        commands.append((RunFolder(experiment.run.run_dir), command))
     return commands
 
 
@@ -123,6 +132,10 @@ async def _run_all(
     async def play(place: int, run: RunFolder, words: Sequence[str]) -> None:
         async with room:
             if interrupted.is_set():
+                return
+            if not words:
+                console.print(f"run {place} of {len(runs)}: {run.path.name} has done all its steps")
+                codes.append(0)
                 return
             log = output_dir / f"{run.path.name}.log" if num_jobs > 1 else None
             where = f"; output in {log}" if log else ""

@@ -163,6 +163,7 @@ def _endpoints(
 @contextlib.asynccontextmanager
 async def _connected(endpoints: Endpoints) -> AsyncIterator[Bus]:
     """A connection for one command; `ConfigError` without an answer, and for what it may not do."""
+    log.configure(form="console", level="error")  # the error of this command says what was tried
     try:
         async with asyncio.timeout(CONNECT_WITHIN_S):
             bus = await Bus.connect(endpoints, name="cli")

@@ -79,18 +79,23 @@ def memory_of(experiment: Experiment, model: ModelFacts, machine: MachineFacts) 
 
 
 def memory_table(memories: Sequence[Memory]) -> Iterator[str]:
-    """Lines of a table in GiB; places with the same needs share a line."""
-    columns = ("weights", "gradients", "optimizer", "others", "KV", "activations", "sum", "of")
-    yield f"{'memory':<9}{'GiB each':<28}" + "".join(f"{name:>12}" for name in columns)
+    """Lines of a table in GiB, at most 80 columns; places with the same needs share a line."""
+    columns = ("weights", "grads", "optim", "others", "KV", "activ", "sum", "of")
+    yield f"{'memory   GiB each':<24}" + "".join(f"{name:>7}" for name in columns)
     rows: dict[tuple[str, Needs, int], list[str]] = {}
     for memory in memories:
         for user, needs in memory.needs.items():
             rows.setdefault((user, needs, memory.capacity), []).append(memory.place)
     for (user, needs, capacity), places in rows.items():
         total = needs.least + needs.activations
-        shown = [gib(size) if size else "-" for size in (*needs, total, capacity)]
+        shown = [_short(size) for size in (*needs, total, capacity)]
         where = places[0] if len(places) == 1 else f"{places[0]} to {places[-1].split()[-1]}"
-        yield f"{'':<9}{f'{user}, {where}':<28}" + "".join(f"{size:>12}" for size in shown)
+        where = where.replace("this machine", "host")
+        yield f"{f'{user}, {where}':<24}" + "".join(f"{size:>7}" for size in shown)
+
+
+def _short(size: int) -> str:
+    return "-" if not size else gib(size) if size >= GIB // 100 else "<0.01"
 
 
 def _users(experiment: Experiment, model: ModelFacts, machine: MachineFacts) -> list[_User]:

@@ -25,6 +25,7 @@ from tailrace.config import SECTIONS, ConfigError
 from tailrace.data import Row, first_rows, prompt_messages
 from tailrace.data.rows import COMPLETED
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.object_store import is_url
 from tailrace.processes import ParentLink
 from tailrace.scorers.registry import UnknownSourceError, scorer_for
 from tailrace.sdk.tool import as_offer
@@ -34,6 +35,7 @@ from tailrace_agents.adapters.workflow_pool import start_runner
 from tailrace_agents.core.environments import EnvHandle
 from tailrace_agents.core.loops import AGENT_LOOPS, agent_loops
 from tailrace_cli.checkpoints import newest_checkpoint
+from tailrace_cli.cluster.permissions import SANDBOX_TOOLS
 from tailrace_cli.experiment import Experiment, decode
 from tailrace_cli.loading.facts import Begin, Begun, Loaded, MachineFacts, ModelFacts, PromptFacts, Step
 from tailrace_cli.loading.model_facts import counted_parameters, model_facts
@@ -256,7 +258,7 @@ class Loader:
                     raise ConfigError(f"{row.origin}: reward {entry.name!r}: {error}") from error
 
     def _unserved(self, rows: list[Row], step: Step) -> Iterator[str]:
-        served = {*self._tools, *(_SANDBOX_TOOLS if self._experiment.cluster.num_sandboxes else ())}
+        served = {*self._tools, *(SANDBOX_TOOLS if self._experiment.cluster.num_sandboxes else ())}
         for name in sorted({name for row in rows for name in row.data["tools"]} - served):
             yield (
                 f"{step.key}: its rows use the tool {name!r}, which this run serves nowhere: list it "
@@ -308,14 +310,14 @@ class Loader:
 
 
 _KEY = re.compile(rf"(pretrain|resume_from_checkpoint|({'|'.join(('chat', *SECTIONS))})\.[^\s:]+)[: ]")
-_SANDBOX_TOOLS = ("python", "python_session")
 
 
 def _resumed(experiment: Experiment) -> Path | None:
     """Checkpoint that the run continues from, if any."""
     resume = experiment.run.resume_from_checkpoint
     if isinstance(resume, str):
-        return Path(resume)
+        found = Path(resume)
+        return found if is_url(resume) or found.is_dir() else None  # `_check_resume` refuses it
     try:
         return newest_checkpoint(experiment.run.run_dir) if resume else None
     except ConfigError:

@@ -274,6 +274,7 @@ def _write(path: Path, template: str, **content: object) -> Path:
     """The file appears complete: a browser may reload it at any time."""
     page = _templates().get_template(template).render(written_unix_s=time.time(), **content)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.touch(0o600)  # it shows episodes and settings
     part.write_text(page, encoding="utf-8")
     part.replace(path)
     return path

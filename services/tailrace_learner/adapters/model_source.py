@@ -42,9 +42,15 @@ def fetched_folder(name: str, key: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(_DESCRIPTION)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).partition("\n")[0]
+        is_offline = isinstance(error, OSError) and not isinstance(error, HfHubHTTPError)
         raise ConfigError(
-            f"{key}: {name} is no folder here, and the hub does not give it ({reason}): correct the "
-            "name, or name a folder with config.json, weights and tokenizer"
+            f"{key}: {name} is no folder here, and the hub "
+            + (
+                f"cannot be asked ({reason}): check the network, or "
+                if is_offline
+                else f"does not give it ({reason}): correct the name, or "
+            )
+            + "name a folder with config.json, weights and tokenizer"
         ) from error
 
 

@@ -192,6 +192,7 @@ def test_no_nats_and_no_run_are_errors(tmp_path: Path) -> None:
         result = run(f"nats://127.0.0.1:{free_port()}", *arguments)
         assert isinstance(result.exception, ConfigError)
         assert "no NATS answers at" in str(result.exception)
+        assert result.output == ""  # no log beside the error
     result = run("", "ls", "--run-dir", str(tmp_path))
     assert "no directory of a run that goes on" in str(result.exception)
 

@@ -55,6 +55,14 @@ def shown(*statuses: RunStatus, terminal: bool = False, width: int = 120) -> str
     return output.getvalue()
 
 
+def test_the_view_shows_no_version_before_the_first_and_waits_for_nothing_at_the_end() -> None:
+    starting = shown(status(phase="warm_start", policy_version=-1, step=0, blocked_by="weights"))
+    assert "version -  " in starting
+    assert "step 0/9" not in starting
+    assert "waits for weights" in starting
+    assert "waits for" not in shown(status(phase="finished", blocked_by="evaluation"))
+
+
 def test_plain_output_names_the_newest_failure_ever_more_rarely_and_a_hint_once() -> None:
     failing = [
         status(num_failures=n, newest_failure=f"env.step raised KeyError: {n}", hints=(f"{n} s: slow",))

@@ -35,6 +35,17 @@ def test_a_copied_example_passes_validation(tmp_path: Path) -> None:
     assert "valid" in run("validate", str(tmp_path / "mine"), "--fast")
 
 
+def test_a_misspelt_example_gets_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean frozen_lake"):
+        run("init", "frozenlake", "--to", str(tmp_path / "mine"))
+
+
+def test_explain_without_a_name_lists_all_names() -> None:
+    listed = run("explain")
+    assert "learner" in listed
+    assert "max_staleness" in listed
+
+
 def test_without_a_name_every_example_is_listed_with_what_it_trains() -> None:
     listed = run("init")
     assert {name for name in examples() if name in listed} == set(examples())

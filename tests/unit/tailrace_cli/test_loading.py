@@ -92,6 +92,7 @@ def nameless_rows(split): yield {"question": "2 + 3"}
 def lost_rows(split): yield {"prompt": "2 + 3", "agent_name": "tool_agnet"}
 def long_rows(split): yield {"prompt": "2 + 3 " * 100}
 def tool_rows(split): yield {"prompt": "2 + 3", "agent_name": "tool_agent", "tools": ["adder"]}
+def shell_rows(split): yield {"prompt": "ls", "agent_name": "tool_agent", "tools": ["shell"]}
 def no_rows(split): yield from ()
 def raising_rows(split): yield 1 / 0
 def drop(row): return None
@@ -462,6 +463,15 @@ def test_a_valid_experiment_has_a_summary_and_all_of_its_mistakes_come_at_once(f
         "learner.trackers.jsonl.path is missing",
         "agents.max_episode_tokens",
     }
+
+
+def test_every_tool_of_the_sandbox_is_served_by_its_services(folder: Path) -> None:
+    with importable_from(folder):
+        wanted = data("shell_rows") | {"agents.max_episode_tokens": 512}
+        alone = report_of(changed(wanted))
+        served = report_of(changed(wanted | {"cluster.num_sandboxes": 1}))
+    assert any("'shell', which this run serves nowhere" in note for note in alone.notes)
+    assert not any("shell" in note for note in served.notes)
 
 
 def test_a_tool_that_the_run_does_not_serve_is_noted(folder: Path) -> None:

@@ -142,9 +142,10 @@ def test_the_table_shows_each_user_once_with_its_devices() -> None:
         "inference.engine=vllm", "learner.strategy_args.num_ranks=2", "cluster.num_inference_servers=2"
     )
     machine = MachineFacts(host_bytes=0, shm_bytes=0, gpu_bytes=(80 * GIB,) * 4)
-    _, *lines = memory_table(list(memory_of(chosen, SEVEN, machine)))
+    _, *lines = table = list(memory_table(list(memory_of(chosen, SEVEN, machine))))
+    assert max(map(len, table)) <= 80
     assert [" ".join(line.split()[:5]) for line in lines] == [
-        "published weights, this machine -",
+        "published weights, host - -",
         "learner, GPU 0 to 1",
         "engine, GPU 2 to 3",
     ]

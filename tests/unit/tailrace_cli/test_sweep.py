@@ -11,8 +11,10 @@ import pytest
 from rich.console import Console
 
 from tailrace.config import ConfigError
+from tailrace_cli.checkpoints import lacks_checkpoint
 from tailrace_cli.commands.sweep import commands_of, sweep, sweep_runs
 from tailrace_cli.console import plain_console
+from tailrace_cli.experiment import load
 from tailrace_cli.run_folders import RunFolder
 from tests.unit.tailrace_cli.test_runs import FINISHED, STARTED, held, line, make_run
 
@@ -37,6 +39,37 @@ def test_each_run_of_a_sweep_is_checked_with_its_name() -> None:
     assert runs[0][1][2:] == ["learner.pg_clip=0.1", f"exp_name={names[0]}", "--overwrite"]
     with pytest.raises(ConfigError, match="group_size"):
         commands_of(path, sweep_runs(["group_size=8,0"]), [])
+
+
+def test_a_sweep_that_continues_leaves_out_runs_that_are_done_and_begins_those_that_never_began(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = ROOT / "examples" / "own_algorithm" / "experiment.yaml"
+    for seed, step in ((1, 5), (2, 3)):
+        run_dir = tmp_path / f"own_algorithm_seed{seed}"
+        checkpoint = run_dir / "checkpoints" / f"step_{step}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "run_state.json").write_text(f'{{"step": {step}}}')
+        (run_dir / "events.jsonl").touch()
+    words = ["seed=1,2,3", f"output_dir={tmp_path}", "resume_from_checkpoint=true"]
+    done, begun, new = commands_of(path, sweep_runs(words), [])
+    assert done[1] == []
+    assert begun[1][-1] == "exp_name=own_algorithm_seed2"
+    assert new[1][-1] == "resume_from_checkpoint=false"
+    assert sweep([done], 1, tmp_path, plain_console(width=100)) == 0
+    assert "own_algorithm_seed1 has done all its steps" in capfd.readouterr().out
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
+    path = ROOT / "examples" / "own_algorithm" / "experiment.yaml"
+    words = [f"output_dir={tmp_path}", "resume_from_checkpoint=true", "exp_name=early"]
+    with pytest.raises(ConfigError, match="holds no run"):
+        lacks_checkpoint(load(path, words))
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "events.jsonl").touch()
+    assert lacks_checkpoint(load(path, words))
+    (tmp_path / "early" / "checkpoints" / "step_0").mkdir(parents=True)
+    assert not lacks_checkpoint(load(path, words))
 
 
 def test_single_values_and_lists_are_no_sweep() -> None:
