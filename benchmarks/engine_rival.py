@@ -129,6 +129,7 @@ def bare_sglang(folder: Path) -> Answer:
         grammar_backend="none",
         disable_cuda_graph=True,
         disable_overlap_schedule=True,
+        sleep_on_idle=True,  # else it takes a core while the other side is measured
         context_length=_MAX_LEN,
         max_running_requests=_MAX_RUNNING,
         max_total_tokens=_CACHE_TOKENS,

@@ -146,9 +146,13 @@ def open_segment(name: str, num_bytes: int, folder: Path | None = None) -> int:
 
 
 def map_segment(fd: int, num_bytes: int) -> memoryview:
-    """Maps the bytes of a descriptor to read them, and closes it."""
+    """Maps the bytes of a descriptor to read them, and closes it.
+
+    Pages are mapped as the checksums read them: the kernel maps 16 at a fault, in several threads at
+    once, which is faster than all of them beforehand in one.
+    """
     try:
-        return memoryview(mmap.mmap(fd, num_bytes, flags=_SHARED_NOW, prot=mmap.PROT_READ))
+        return memoryview(mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
     finally:
         os.close(fd)
 
