@@ -53,6 +53,19 @@ class Board(NamedTuple):
         rows = ("".join(cells[start : start + width]) for start in range(0, len(cells), width))
         return "\n".join(rows) + "\n"
 
+    def coordinates(self, position: Position) -> str:
+        """Row and column of the player, of each box and of each goal, in one line."""
+        things = ([position.player], sorted(position.boxes), sorted(self.goals))
+        parts = (
+            f"{letter} {' '.join(map(self._place, cells))}"
+            for letter, cells in zip("PXO", things, strict=True)
+        )
+        return " ".join(parts) + "\n"
+
+    def _place(self, cell: int) -> str:
+        row, column = divmod(cell, self.num_columns)
+        return f"{row},{column}"
+
     def _letter(self, cell: int, position: Position) -> str:
         if not self.is_floor[cell]:
             return "#"

@@ -42,6 +42,10 @@ class SokobanConfig(Config, frozen=True, kw_only=True):
     invalid_action_penalty: float = 0.0
     """Penalty that is subtracted from the reward of a reply without a direction word."""
 
+    coordinates: bool = False
+    """Below each board stands a line with row and column of the player, of the boxes and of the goals,
+    for small models: `P 2,3 X 4,4 O 1,1`."""
+
     instructions: bool = False
     """The first observation begins with the rules, for models that do not know the game."""
 

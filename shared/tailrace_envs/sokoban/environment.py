@@ -61,7 +61,7 @@ class SokobanText(TextGame):
         """See `TextGame`."""
         self.level = level_for_seed(self.config, seed)
         self.board, self.position, _ = self.level
-        return self.instructions() + self.board.text(self.position)
+        return self.instructions() + self._text()
 
     def instructions(self) -> str:
         """See `TextGame`."""
@@ -73,7 +73,7 @@ class SokobanText(TextGame):
         step = parse_action(board, reply)
         if step is None:
             reward = config.penalty_for_step - config.invalid_action_penalty
-            return Answer(INVALID_NOTE + board.text(self.position), reward, is_invalid=True)
+            return Answer(INVALID_NOTE + self._text(), reward, is_invalid=True)
         before = board.num_on_goals(self.position)
         self.position = board.moved(self.position, step)
         gained = board.num_on_goals(self.position) - before
@@ -82,11 +82,15 @@ class SokobanText(TextGame):
         reward += config.penalty_box_off_target * (gained < 0)
         is_solved = board.is_solved(self.position)
         reward += config.reward_finished * is_solved
-        return Answer(board.text(self.position), reward, is_solved)
+        return Answer(self._text(), reward, is_solved)
 
     def success(self) -> float:
         """See `TextGame`."""
         return float(self.board.is_solved(self.position))
+
+    def _text(self) -> str:
+        line = self.board.coordinates(self.position) if self.config.coordinates else ""
+        return self.board.text(self.position) + line
 
     def render(self) -> NDArray[np.uint8]:
         """Draws the board, [height, width, 3]."""

@@ -20,9 +20,10 @@ _LIMITS = {"PS": 1, "X*": 2, "OS*": 2}  # players, boxes, goals
 
 def build_sokoban_tokenizer(directory: str | Path) -> Path:
     """Writes the tokenizer's files; `AutoTokenizer` loads the directory."""
-    words = [*half_tokens(), *map(_wall, INNER_COLUMNS), *DIRECTIONS, INVALID_NOTE, *CELLS, "\n"]
+    known = (*half_tokens(), *map(_wall, INNER_COLUMNS), *place_tokens())
+    words = [*known, *DIRECTIONS, INVALID_NOTE, *CELLS, "\n"]
     rows = map(_row_pattern, sorted(INNER_COLUMNS, reverse=True))
-    pattern = "|".join((any_of([*DIRECTIONS, INVALID_NOTE]), *rows))
+    pattern = "|".join((any_of([*DIRECTIONS, INVALID_NOTE]), *rows, any_of(place_tokens())))
     return build_word_tokenizer(directory, words, pattern=pattern, max_length=2048)
 
 
@@ -32,6 +33,13 @@ def half_tokens() -> list[str]:
     halves = ["".join(cells) for length in sorted(lengths) for cells in product(CELLS, repeat=length)]
     possible = [half for half in halves if _can_occur(half)]
     return [f"#{half}" for half in possible] + [f"{half}#\n" for half in possible]
+
+
+def place_tokens() -> list[str]:
+    """Places in the line of coordinates, with the letter before the first place of its kind."""
+    rows = range(1, max(INNER_COLUMNS) + 1)
+    places = [f"{row},{column}" for row, column in product(rows, repeat=2)]
+    return [f"{before}{place}" for before in ("P ", " X ", " O ", " ") for place in places]
 
 
 def _lengths(num_columns: int) -> tuple[int, int]:

@@ -35,11 +35,11 @@ def test_every_recipe_is_a_valid_experiment(
 
 
 def test_a_recipe_begins_with_the_last_checkpoint_of_the_same_seed(tmp_path: Path) -> None:
-    with pytest.raises(NoCheckpointError, match=r"lake_grpo_wide with seed 2: run it first"):
-        last_checkpoint(tmp_path, "lake_grpo_wide", 2)
-    for name in ("lake_grpo_wide_2/checkpoints/step_90", "lake_grpo_wide_2/checkpoints/step_200"):
+    with pytest.raises(NoCheckpointError, match=r"lake_4x4_view with seed 2: run it first"):
+        last_checkpoint(tmp_path, "lake_4x4_view", 2)
+    for name in ("lake_4x4_view_2/checkpoints/step_90", "lake_4x4_view_2/checkpoints/step_200"):
         (tmp_path / name).mkdir(parents=True)
-    assert last_checkpoint(tmp_path, "lake_grpo_wide", 2).name == "step_200"
+    assert last_checkpoint(tmp_path, "lake_4x4_view", 2).name == "step_200"
 
 
 def test_what_a_recipe_begins_with_runs_before_it() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from tailrace_envs import make_env
 from tailrace_envs.sokoban.board import DIRECTIONS, Board, Position
@@ -16,6 +18,7 @@ from tailrace_envs.sokoban.config import SokobanConfig
 from tailrace_envs.sokoban.environment import INVALID_NOTE, RULES, TILE, SokobanText
 from tailrace_envs.sokoban.levels import NoLevelError, level_for_seed
 from tailrace_envs.sokoban.solver import SearchLimitError, push_distances, solve
+from tailrace_envs.sokoban.tokenizer import build_sokoban_tokenizer
 
 SIZES = [
     SokobanConfig(),
@@ -52,6 +55,34 @@ def test_walking_pushing_and_standing_still() -> None:
     observation, reward, terminated, _, info = env.step("Right")
     assert observation == "#######\n#___P*#\n#######\n"
     assert (reward, terminated, info["success"]) == (pytest.approx(10.9), True, 1.0)
+
+
+def test_coordinates_of_player_boxes_and_goals_stand_below_the_board_and_follow_the_moves() -> None:
+    env = on(*board_of("#######", "#P_XXO#", "#__O__#", "#######"), coordinates=True)
+    board = "#######\n#_PXXO#\n#__O__#\n#######\n"
+    assert env.step("Right")[0] == f"{board}P 1,2 X 1,3 1,4 O 1,5 2,3\n"
+    assert env.step("jump")[0] == f"{INVALID_NOTE}{board}P 1,2 X 1,3 1,4 O 1,5 2,3\n"
+    env = SokobanText(coordinates=True, instructions=True)
+    first, _ = env.reset(seed=5)
+    lines = first.removeprefix(RULES).splitlines()
+    row, column = map(int, lines[-1].removeprefix("P ").split(" ")[0].split(","))
+    assert lines[row][column] in "PS"
+
+
+@pytest.mark.parametrize("num_boxes", [1, 2])
+def test_the_tokenizer_reads_each_place_of_the_coordinates_as_one_token(
+    num_boxes: int, tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(build_sokoban_tokenizer(tmp_path))
+    options: dict[str, Any] = {"dim_room": (8, 8), "num_boxes": num_boxes, "split": "all"}
+    plain, env = SokobanText(**options), SokobanText(**options, coordinates=True)
+    for seed in range(20):
+        board, text = plain.reset(seed=seed)[0], env.reset(seed=seed)[0]
+        token_ids = tokenizer.encode(text)
+        assert tokenizer.unk_token_id not in token_ids
+        assert tokenizer.decode(token_ids) == text
+        num_places = 1 + 2 * num_boxes
+        assert len(token_ids) - len(tokenizer.encode(board)) == num_places + 1  # and the line feed
 
 
 def test_two_boxes_in_a_row_do_not_move() -> None:
