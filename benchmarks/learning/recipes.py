@@ -82,7 +82,7 @@ RECIPES = (
         begins_with="lake_4x4_view",
     ),
     Recipe("sokoban_gigpo", "Sokoban", "gigpo, step-wise rows", SOKOBAN),
-    Recipe("webshop_grpo", "WebShop", "grpo, dapo loss", WEBSHOP),
+    Recipe("webshop_gigpo", "WebShop", "gigpo, step-wise rows", WEBSHOP),
     Recipe("calculator_grpo", "Calculator", "grpo, dapo loss, a tool", CALCULATOR),
     Recipe(
         "slow_lake_synchronous",

@@ -82,12 +82,12 @@ def test_a_table_that_keeps_every_promise_holds() -> None:
 
 
 def test_an_interrupted_series_goes_on_with_the_runs_that_it_has_not_measured() -> None:
-    names = ["webshop_grpo", "lake_grpo"]
+    names = ["webshop_gigpo", "lake_grpo"]
     lake, shop = (next(one for one in RECIPES if one.name == name) for name in ("lake_grpo", names[0]))
     assert list(wanted(names, [1, 2], {})) == [(lake, 1), (shop, 1), (lake, 2), (shop, 2)]
     done = replace(made_up("lake_grpo", 1), settings=lake.settings)
-    stale = replace(made_up("webshop_grpo", 1), settings="other")
-    known = {("lake_grpo", 1): done, ("webshop_grpo", 1): stale}
+    stale = replace(made_up("webshop_gigpo", 1), settings="other")
+    known = {("lake_grpo", 1): done, ("webshop_gigpo", 1): stale}
     assert list(wanted(names, [1, 2], known)) == [(shop, 1), (lake, 2), (shop, 2)]
 
 
@@ -106,8 +106,8 @@ def test_less_noise_of_the_samples_alone_is_no_gain() -> None:
 
 
 def test_one_run_that_took_too_long_misses() -> None:
-    late = changed("webshop_grpo", 1, total_s=601.0)
-    assert missed(late) == ["webshop_grpo: seconds of the slowest run"]
+    late = changed("webshop_gigpo", 1, total_s=601.0)
+    assert missed(late) == ["webshop_gigpo: seconds of the slowest run"]
 
 
 def test_asynchrony_must_be_faster_and_cost_no_success() -> None:
