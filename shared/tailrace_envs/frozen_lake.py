@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tailrace.config import Config, decode_config
 from tailrace_envs.frozen_lake_maps import FrozenLakeMap, map_for_seed, maps_of
-from tailrace_envs.game import Answer, TextGame
+from tailrace_envs.game import Answer, TextGame, cells_around
 from tailrace_envs.splits import Split
 
 ACTIONS: dict[str, int] = {"Left": LEFT, "Down": DOWN, "Right": RIGHT, "Up": UP}
@@ -140,7 +140,8 @@ class FrozenLakeText(TextGame):
         lines = list(self._map)
         lines[row] = f"{lines[row][:column]}P{lines[row][column + 1 :]}"
         radius = self.config.view_radius
-        return "\n".join(_around(lines, row, column, radius) if radius else lines) + "\n"
+        shown = cells_around(lines, row, column, radius, OUTSIDE) if radius else lines
+        return "\n".join(shown) + "\n"
 
     def render(self) -> NDArray[np.uint8]:
         """Draws the lake with numpy alone, [rows * TILE, columns * TILE, 3]."""
@@ -167,15 +168,6 @@ def parse_action(reply: str) -> int | None:
     """Returns gymnasium's number of the first direction word, in any case; None without one."""
     found = _ACTION.search(reply)
     return ACTIONS[found.group(1).capitalize()] if found else None
-
-
-def _around(lines: list[str], row: int, column: int, radius: int) -> list[str]:
-    """Cells within `radius` of a cell, `OUTSIDE` where the grid ends."""
-    side = OUTSIDE * radius
-    rows = [OUTSIDE * len(lines)] * radius
-    framed = [f"{side}{line}{side}" for line in (*rows, *lines, *rows)]
-    width = 2 * radius + 1
-    return [line[column : column + width] for line in framed[row : row + width]]
 
 
 @lru_cache(maxsize=4096)

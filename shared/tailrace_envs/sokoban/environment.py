@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.config import decode_config
-from tailrace_envs.game import Answer, TextGame
+from tailrace_envs.game import Answer, TextGame, cells_around
 from tailrace_envs.sokoban.board import DIRECTIONS, Board, Position
 from tailrace_envs.sokoban.config import SokobanConfig
 from tailrace_envs.sokoban.levels import level_for_seed
@@ -89,8 +89,13 @@ class SokobanText(TextGame):
         return float(self.board.is_solved(self.position))
 
     def _text(self) -> str:
-        line = self.board.coordinates(self.position) if self.config.coordinates else ""
-        return self.board.text(self.position) + line
+        """Board or view, and the line of offsets."""
+        board, radius = self.board, self.config.view_radius
+        text = board.text(self.position)
+        if radius:
+            place = board.place(self.position.player)
+            text = "\n".join(cells_around(text.split(), *place, radius, "#")) + "\n"
+        return text + (board.offsets(self.position) if self.config.offsets else "")
 
     def render(self) -> NDArray[np.uint8]:
         """Draws the board, [height, width, 3]."""

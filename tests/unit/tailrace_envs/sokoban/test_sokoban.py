@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import gymnasium
 import numpy as np
@@ -57,32 +57,35 @@ def test_walking_pushing_and_standing_still() -> None:
     assert (reward, terminated, info["success"]) == (pytest.approx(10.9), True, 1.0)
 
 
-def test_coordinates_of_player_boxes_and_goals_stand_below_the_board_and_follow_the_moves() -> None:
-    env = on(*board_of("#######", "#P_XXO#", "#__O__#", "#######"), coordinates=True)
-    board = "#######\n#_PXXO#\n#__O__#\n#######\n"
-    assert env.step("Right")[0] == f"{board}P 1,2 X 1,3 1,4 O 1,5 2,3\n"
-    assert env.step("jump")[0] == f"{INVALID_NOTE}{board}P 1,2 X 1,3 1,4 O 1,5 2,3\n"
-    env = SokobanText(coordinates=True, instructions=True)
-    first, _ = env.reset(seed=5)
-    lines = first.removeprefix(RULES).splitlines()
-    row, column = map(int, lines[-1].removeprefix("P ").split(" ")[0].split(","))
-    assert lines[row][column] in "PS"
+def test_a_view_shows_the_cells_around_the_player_and_walls_beyond_the_room() -> None:
+    env = on(*board_of("#######", "#P_XXO#", "#__O__#", "#######"), view_radius=2)
+    view = "#####\n#####\n#_PXX\n#__O_\n#####\n"
+    assert env.step("Right")[0] == view
+    assert env.step("jump")[0] == INVALID_NOTE + view
+
+
+def test_offsets_of_boxes_and_goals_from_the_player_stand_below_the_board() -> None:
+    env = on(*board_of("#######", "#P_XXO#", "#__O__#", "#######"), offsets=True)
+    assert env.step("Right")[0].splitlines()[-1] == "X 0,1 0,2 O 0,3 1,1"
+    assert env.step("Down")[0].splitlines()[-1] == "X -1,1 -1,2 O -1,3 0,1"
+    assert env.step("jump")[0].splitlines()[-1] == "X -1,1 -1,2 O -1,3 0,1"
 
 
 @pytest.mark.parametrize("num_boxes", [1, 2])
-def test_the_tokenizer_reads_each_place_of_the_coordinates_as_one_token(
+def test_the_tokenizer_reads_a_row_as_two_tokens_and_an_offset_as_one(
     num_boxes: int, tmp_path: Path
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(build_sokoban_tokenizer(tmp_path))
-    options: dict[str, Any] = {"dim_room": (8, 8), "num_boxes": num_boxes, "split": "all"}
-    plain, env = SokobanText(**options), SokobanText(**options, coordinates=True)
-    for seed in range(20):
-        board, text = plain.reset(seed=seed)[0], env.reset(seed=seed)[0]
-        token_ids = tokenizer.encode(text)
-        assert tokenizer.unk_token_id not in token_ids
-        assert tokenizer.decode(token_ids) == text
-        num_places = 1 + 2 * num_boxes
-        assert len(token_ids) - len(tokenizer.encode(board)) == num_places + 1  # and the line feed
+    env = SokobanText(dim_room=(8, 8), num_boxes=num_boxes, split="all", view_radius=2, offsets=True)
+    for seed in range(40):
+        text, _ = env.reset(seed=seed)
+        for word in ("Up", "Left", "Down", "Right", "Right", "Up"):
+            token_ids = tokenizer.encode(text)
+            assert tokenizer.unk_token_id not in token_ids
+            assert (len(token_ids), tokenizer.decode(token_ids)) == (10 + 2 * num_boxes + 1, text)
+            text, _, terminated, *_ = env.step(word)
+            if terminated:
+                break
 
 
 def test_two_boxes_in_a_row_do_not_move() -> None:
