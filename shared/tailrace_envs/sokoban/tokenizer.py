@@ -22,17 +22,19 @@ def build_sokoban_tokenizer(directory: str | Path) -> Path:
     """Writes the tokenizer's files; `AutoTokenizer` loads the directory."""
     words = [*row_tokens(), *offset_tokens(), *DIRECTIONS, INVALID_NOTE, *CELLS, "\n"]
     left, right = VIEW_RADIUS + 1, VIEW_RADIUS
-    rows = rf"[{CELLS}]{{{left}}}(?=[{CELLS}]{{{right}}}\n)|[{CELLS}]{{{right}}}\n"
+    begun = rf"[{CELLS}]{{{left}}}"
+    ended = rf"[{CELLS}]{{{right}}}\n"
+    rows = rf"(?<![{CELLS}]){begun}(?={ended})|(?<=\A{begun}|\n{begun}){ended}"
     pattern = f"{any_of([*offset_tokens(), *DIRECTIONS, INVALID_NOTE])}|{rows}"
     return build_word_tokenizer(directory, words, pattern=pattern, max_length=2048)
 
 
 def row_tokens() -> list[str]:
-    """All parts of rows: three cells, of which the last may be the player's; two more cells."""
+    """All parts of rows: three cells, and two with the line feed."""
     lefts = map("".join, product(CELLS, repeat=VIEW_RADIUS + 1))
-    rights = map("".join, product(CELLS.replace("PS", ""), repeat=VIEW_RADIUS))
-    seen = [left for left in lefts if _can_occur(left) and not {*left[:-1]} & {*"PS"}]
-    return seen + [f"{right}\n" for right in rights if _can_occur(right)]
+    rights = map("".join, product(CELLS, repeat=VIEW_RADIUS))
+    ends = (f"{right}\n" for right in rights)
+    return [part for part in (*lefts, *ends) if _can_occur(part)]
 
 
 def offset_tokens() -> list[str]:
