@@ -58,6 +58,8 @@ RECIPES = (
         (
             "learner.adv_estimator=gae",
             "learner.loss=ppo_clip",
+            "+learner.whiten_advantages=true",  # else they shrink below the entropy bonus
+            "learner.entropy_loss_coef=0.01",
             "+learner.critic={shared: true, training_args: {learning_rate: 3.0e-3}}",
         ),
     ),
