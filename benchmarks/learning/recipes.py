@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+SEEDS = (1, 2, 3)
 LAKE = "examples/frozen_lake"
 LARGE_LAKE = "examples/frozen_lake_8x8"
 SOKOBAN = "examples/sokoban"
