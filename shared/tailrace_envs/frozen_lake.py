@@ -1,7 +1,8 @@
 """FrozenLake as a conversation: gymnasium's own environment, with the grid as text.
 
-Every observation is the whole grid, one line per row, with `P` at the agent's cell. The first direction
-word of a reply is the move. A reply without one gets a note and the same grid; it costs
+Every observation is the whole grid, one line per row, with `P` at the agent's cell; or with
+`view_radius` the cells around the agent, `P` in the middle and `#` outside of the lake. The first
+direction word of a reply is the move. A reply without one gets a note and the same grid; it costs
 `invalid_action_penalty` and a turn. Moves and rewards are gymnasium's.
 
 A process has thousands of instances. Instances on the same map share the parts that depend only on the
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from tailrace.config import Config, decode_config
 from tailrace_envs.frozen_lake_maps import FrozenLakeMap, map_for_seed, maps_of
-from tailrace_envs.game import Answer, TextGame
+from tailrace_envs.game import Answer, TextGame, cells_around
 from tailrace_envs.splits import Split
 
 ACTIONS: dict[str, int] = {"Left": LEFT, "Down": DOWN, "Right": RIGHT, "Up": UP}
@@ -30,6 +31,7 @@ RULES = (
     "You are P on a frozen lake. F is ice, S the start, H a hole, G the goal. Reach G, avoid H. "
     "Answer every grid with one word: Left, Down, Right or Up.\n"
 )
+OUTSIDE = "#"
 
 _ACTION = re.compile(r"\b(left|down|right|up)\b", re.IGNORECASE)
 
@@ -58,6 +60,10 @@ class FrozenLakeConfig(Config, frozen=True, kw_only=True):
     invalid_action_penalty: float = 0.0
     """Penalty that is subtracted from the reward of a reply without a direction word."""
 
+    view_radius: int = 0
+    """Cells that the agent sees in each direction, diagonal ones included: 3 shows seven rows of seven
+    cells around it. A policy then reads lakes of every size alike. 0: the whole grid."""
+
     is_slippery: bool = False
     """gymnasium's slippery ice: the agent moves in the chosen direction with probability 1/3 only."""
 
@@ -69,6 +75,8 @@ class FrozenLakeConfig(Config, frozen=True, kw_only=True):
             raise ValueError("size must be 2 to 12")
         if not 0.6 <= self.p <= 1.0:
             raise ValueError("p must be 0.6 to 1: with fewer ice cells few random maps have a path")
+        if self.view_radius < 0:
+            raise ValueError("view_radius must not be negative; 0 is the whole grid")
         if self.max_turns < 1:
             raise ValueError("max_turns must be at least 1")
         if self.invalid_action_penalty < 0:
@@ -90,7 +98,9 @@ class FrozenLakeText(TextGame):
         self.config = decode_config(options, FrozenLakeConfig, "env_config")
         super().__init__(self.config.max_turns)
         maps_of(self.config.size, self.config.p, self.config.split)  # an empty split fails here
-        self.observation_space, self.action_space = _spaces(self.config.size)
+        self.observation_space, self.action_space = _spaces(
+            max(self.config.size, 2 * self.config.view_radius + 1)
+        )
         self._lake: Any = None  # a FrozenLakeEnv, whose methods carry no annotations
         self._map: FrozenLakeMap = ()
 
@@ -125,11 +135,13 @@ class FrozenLakeText(TextGame):
         return {"success": self.success()}
 
     def grid(self) -> str:
-        """Map with the agent, one line per row."""
+        """Map with the agent, or its part around the agent, one line per row."""
         row, column = divmod(self.position, self.config.size)
         lines = list(self._map)
         lines[row] = f"{lines[row][:column]}P{lines[row][column + 1 :]}"
-        return "\n".join(lines) + "\n"
+        radius = self.config.view_radius
+        shown = cells_around(lines, row, column, radius, OUTSIDE) if radius else lines
+        return "\n".join(shown) + "\n"
 
     def render(self) -> NDArray[np.uint8]:
         """Draws the lake with numpy alone, [rows * TILE, columns * TILE, 3]."""
@@ -165,8 +177,8 @@ def lake_on(lake_map: FrozenLakeMap, is_slippery: bool) -> FrozenLakeEnv:
 
 
 @lru_cache(maxsize=16)
-def _spaces(size: int) -> tuple[gymnasium.spaces.Text, gymnasium.spaces.Text]:
-    """Observation and action space of a grid size."""
-    longest = len(RULES) + len(INVALID_NOTE) + size * (size + 1)
+def _spaces(width: int) -> tuple[gymnasium.spaces.Text, gymnasium.spaces.Text]:
+    """Observation and action space of grids with so many rows and columns."""
+    longest = len(RULES) + len(INVALID_NOTE) + width * (width + 1)
     observation = gymnasium.spaces.Text(longest, charset=string.printable)
     return observation, gymnasium.spaces.Text(4096, min_length=0, charset=string.printable)

@@ -5,18 +5,22 @@ turn has eight tokens: the user's marker, four rows and the assistant's marker (
 the end of turn (sampled). Other text is encoded as single characters where the vocabulary has them
 (larger grids), else as `<|unk|>`, so that every text can be encoded.
 
-The wide tokenizer also reads grids of five to eight columns: a row is two tokens, its first four cells
-and the rest with the line feed. Grids of four columns have the same ids in both.
+The view tokenizer reads the cells around the agent (`view_radius: 3`): a row of seven cells is two
+tokens, and one if it is outside of the lake.
 """
 
+import re
 from itertools import product
 from pathlib import Path
 
-from tailrace_envs.frozen_lake import ACTIONS, INVALID_NOTE
+from tailrace_envs.frozen_lake import ACTIONS, INVALID_NOTE, OUTSIDE
 from tailrace_envs.word_tokenizer import any_of, build_word_tokenizer
 
 CELLS = "FHSGP"
 CHARACTERS = (*CELLS, "\n", " ", ".")
+VIEW_RADIUS = 3
+_OUTSIDE_ROW = OUTSIDE * (2 * VIEW_RADIUS + 1) + "\n"
+_SEEN = re.compile(f"{OUTSIDE}*S?[FH]*[GP]?{OUTSIDE}*")  # the lake is one piece, G and P stand last
 
 
 def row_tokens() -> list[str]:
@@ -32,12 +36,14 @@ def _can_occur(row: str) -> bool:
     return cells.rfind("S") <= 0 and cells.find("G") in (-1, 3)
 
 
-def part_tokens() -> list[str]:
-    """All parts of rows with five to eight columns: four first cells, one to four last ones."""
-    lefts = ("".join(cells) for cells in product("FHSP", repeat=4))
-    rights = ("".join(cells) for length in range(1, 5) for cells in product("FHGP", repeat=length))
-    return [left for left in lefts if left.count("P") <= 1 and left.rfind("S") <= 0] + [
-        f"{right}\n" for right in rights if right.count("P") <= 1 and "G" not in right[:-1]
+def view_tokens() -> list[str]:
+    """All parts of a view's rows: the first four cells, P last in the middle row; three last cells."""
+    lefts = map("".join, product(OUTSIDE + CELLS, repeat=VIEW_RADIUS + 1))
+    rights = map("".join, product(OUTSIDE + "FHSG", repeat=VIEW_RADIUS))
+    return [
+        _OUTSIDE_ROW,
+        *(left for left in lefts if _SEEN.fullmatch(left) and left.find("P") in (-1, VIEW_RADIUS)),
+        *(f"{right}\n" for right in rights if _SEEN.fullmatch(right)),
     ]
 
 
@@ -47,11 +53,12 @@ def build_frozen_lake_tokenizer(directory: str | Path) -> Path:
     return build_word_tokenizer(directory, _words(), pattern=pattern, max_length=1024)
 
 
-def build_wide_lake_tokenizer(directory: str | Path) -> Path:
-    """As `build_frozen_lake_tokenizer`, for grids of up to eight columns."""
-    rows = rf"[{CELLS}]{{4}}(?=[{CELLS}]{{1,4}}\n)|[{CELLS}]{{1,4}}\n"
-    pattern = rf"{rows}|{any_of([*ACTIONS, INVALID_NOTE])}"
-    words = [*_words(), *part_tokens()]
+def build_view_lake_tokenizer(directory: str | Path) -> Path:
+    """As `build_frozen_lake_tokenizer`, for `view_radius: 3` and lakes of any size."""
+    cell = f"[{OUTSIDE}{CELLS}]"
+    parts = rf"{cell}{{{VIEW_RADIUS + 1}}}(?={cell}{{{VIEW_RADIUS}}}\n)|{cell}{{{VIEW_RADIUS}}}\n"
+    pattern = rf"{_OUTSIDE_ROW}|{parts}|{any_of([*ACTIONS, INVALID_NOTE])}"
+    words = [*view_tokens(), *ACTIONS, INVALID_NOTE, *CHARACTERS, OUTSIDE]
     return build_word_tokenizer(directory, words, pattern=pattern, max_length=1024)
 
 

@@ -6,12 +6,22 @@ the last step only `reset` is allowed. `success` is in the last `info` only.
 
 import string
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import msgspec
 
 TEXT_SPACE = gymnasium.spaces.Text(1 << 16, min_length=0, charset=string.printable)
+
+
+def cells_around(lines: Sequence[str], row: int, column: int, radius: int, outside: str) -> list[str]:
+    """Cells of a text map within `radius` of a cell, diagonal ones included; `outside` beyond it."""
+    side = outside * radius
+    rows = [outside * len(lines[0])] * radius
+    framed = [f"{side}{line}{side}" for line in (*rows, *lines, *rows)]
+    width = 2 * radius + 1
+    return [line[column : column + width] for line in framed[row : row + width]]
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -53,6 +53,23 @@ class Board(NamedTuple):
         rows = ("".join(cells[start : start + width]) for start in range(0, len(cells), width))
         return "\n".join(rows) + "\n"
 
+    def place(self, cell: int) -> tuple[int, int]:
+        """Row and column of a cell."""
+        return divmod(cell, self.num_columns)
+
+    def offsets(self, position: Position) -> str:
+        """Rows down and columns right from the player to each box and each goal, in one line."""
+        row, column = self.place(position.player)
+        seen = {
+            letter: [(down - row, right - column) for down, right in map(self.place, sorted(cells))]
+            for letter, cells in (("X", position.boxes), ("O", self.goals))
+        }
+        parts = (
+            f"{letter} {' '.join(f'{down},{right}' for down, right in places)}"
+            for letter, places in seen.items()
+        )
+        return " ".join(parts) + "\n"
+
     def _letter(self, cell: int, position: Position) -> str:
         if not self.is_floor[cell]:
             return "#"

@@ -42,6 +42,14 @@ class SokobanConfig(Config, frozen=True, kw_only=True):
     invalid_action_penalty: float = 0.0
     """Penalty that is subtracted from the reward of a reply without a direction word."""
 
+    view_radius: int = 0
+    """Cells that the player sees in each direction, diagonal ones included: 2 shows five rows of five
+    cells around it. 0: the whole board."""
+
+    offsets: bool = False
+    """Below each board stands a line with the boxes' and the goals' places as the player sees them, so
+    many rows down and columns right: `X 0,1 O -2,3`."""
+
     instructions: bool = False
     """The first observation begins with the rules, for models that do not know the game."""
 
@@ -56,6 +64,8 @@ class SokobanConfig(Config, frozen=True, kw_only=True):
             raise ValueError("num_boxes must be 1 to a quarter of the inner cells of dim_room")
         if not 1 <= self.max_pulls <= 500:
             raise ValueError("max_pulls must be 1 to 500")
+        if self.view_radius < 0:
+            raise ValueError("view_radius must not be negative; 0 is the whole board")
         if self.max_turns < 1:
             raise ValueError("max_turns must be at least 1")
         if self.invalid_action_penalty < 0:

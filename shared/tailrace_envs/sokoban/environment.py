@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.config import decode_config
-from tailrace_envs.game import Answer, TextGame
+from tailrace_envs.game import Answer, TextGame, cells_around
 from tailrace_envs.sokoban.board import DIRECTIONS, Board, Position
 from tailrace_envs.sokoban.config import SokobanConfig
 from tailrace_envs.sokoban.levels import level_for_seed
@@ -61,7 +61,7 @@ class SokobanText(TextGame):
         """See `TextGame`."""
         self.level = level_for_seed(self.config, seed)
         self.board, self.position, _ = self.level
-        return self.instructions() + self.board.text(self.position)
+        return self.instructions() + self._text()
 
     def instructions(self) -> str:
         """See `TextGame`."""
@@ -73,7 +73,7 @@ class SokobanText(TextGame):
         step = parse_action(board, reply)
         if step is None:
             reward = config.penalty_for_step - config.invalid_action_penalty
-            return Answer(INVALID_NOTE + board.text(self.position), reward, is_invalid=True)
+            return Answer(INVALID_NOTE + self._text(), reward, is_invalid=True)
         before = board.num_on_goals(self.position)
         self.position = board.moved(self.position, step)
         gained = board.num_on_goals(self.position) - before
@@ -82,11 +82,20 @@ class SokobanText(TextGame):
         reward += config.penalty_box_off_target * (gained < 0)
         is_solved = board.is_solved(self.position)
         reward += config.reward_finished * is_solved
-        return Answer(board.text(self.position), reward, is_solved)
+        return Answer(self._text(), reward, is_solved)
 
     def success(self) -> float:
         """See `TextGame`."""
         return float(self.board.is_solved(self.position))
+
+    def _text(self) -> str:
+        """Board or view, and the line of offsets."""
+        board, radius = self.board, self.config.view_radius
+        text = board.text(self.position)
+        if radius:
+            place = board.place(self.position.player)
+            text = "\n".join(cells_around(text.split(), *place, radius, "#")) + "\n"
+        return text + (board.offsets(self.position) if self.config.offsets else "")
 
     def render(self) -> NDArray[np.uint8]:
         """Draws the board, [height, width, 3]."""

@@ -1,9 +1,8 @@
-"""Tokenizer for a tiny model of Sokoban with at most two boxes and four to six inner columns.
+"""Tokenizer for a tiny model of Sokoban: the cells around the player, and offsets.
 
-Half a row of the board is one token: the left half with the wall before it, the right half with the
-wall and the line feed after it. A row of walls is one token, and so is each action word. Halves recur
-in other rows and other rooms, so that training shows every token often. Other boards have one token
-per cell.
+It reads boards of `view_radius: 2` in rooms of at most eight rows and columns, with at most two boxes:
+a row of five cells is two tokens, and each place in the line of `offsets` is one. So is each action
+word. Other boards have one token per cell.
 """
 
 from itertools import product
@@ -14,42 +13,36 @@ from tailrace_envs.sokoban.environment import INVALID_NOTE
 from tailrace_envs.word_tokenizer import any_of, build_word_tokenizer
 
 CELLS = "#_OX*PS"
-INNER_COLUMNS = (4, 5, 6)
+VIEW_RADIUS = 2
+LONGEST_OFFSET = 5  # between two inner cells of eight rows or columns
 _LIMITS = {"PS": 1, "X*": 2, "OS*": 2}  # players, boxes, goals
 
 
 def build_sokoban_tokenizer(directory: str | Path) -> Path:
     """Writes the tokenizer's files; `AutoTokenizer` loads the directory."""
-    words = [*half_tokens(), *map(_wall, INNER_COLUMNS), *DIRECTIONS, INVALID_NOTE, *CELLS, "\n"]
-    rows = map(_row_pattern, sorted(INNER_COLUMNS, reverse=True))
-    pattern = "|".join((any_of([*DIRECTIONS, INVALID_NOTE]), *rows))
+    words = [*row_tokens(), *offset_tokens(), *DIRECTIONS, INVALID_NOTE, *CELLS, "\n"]
+    left, right = VIEW_RADIUS + 1, VIEW_RADIUS
+    begun = rf"[{CELLS}]{{{left}}}"
+    ended = rf"[{CELLS}]{{{right}}}\n"
+    rows = rf"(?<![{CELLS}]){begun}(?={ended})|(?<=\A{begun}|\n{begun}){ended}"
+    pattern = f"{any_of([*offset_tokens(), *DIRECTIONS, INVALID_NOTE])}|{rows}"
     return build_word_tokenizer(directory, words, pattern=pattern, max_length=2048)
 
 
-def half_tokens() -> list[str]:
-    """All halves of rows that can occur: at most one player, two boxes and two goals."""
-    lengths = {length for columns in INNER_COLUMNS for length in _lengths(columns)}
-    halves = ["".join(cells) for length in sorted(lengths) for cells in product(CELLS, repeat=length)]
-    possible = [half for half in halves if _can_occur(half)]
-    return [f"#{half}" for half in possible] + [f"{half}#\n" for half in possible]
+def row_tokens() -> list[str]:
+    """All parts of rows: three cells, and two with the line feed."""
+    lefts = map("".join, product(CELLS, repeat=VIEW_RADIUS + 1))
+    rights = map("".join, product(CELLS, repeat=VIEW_RADIUS))
+    ends = (f"{right}\n" for right in rights)
+    return [part for part in (*lefts, *ends) if _can_occur(part)]
 
 
-def _lengths(num_columns: int) -> tuple[int, int]:
-    """Cells of the left and of the right half."""
-    return -(-num_columns // 2), num_columns // 2
+def offset_tokens() -> list[str]:
+    """Offsets, those of the first box and of the first goal with their letter."""
+    lengths = range(-LONGEST_OFFSET, LONGEST_OFFSET + 1)
+    offsets = [f"{down},{right}" for down, right in product(lengths, repeat=2)]
+    return [f"{before}{offset}" for before in ("X ", " O ", " ") for offset in offsets]
 
 
-def _wall(num_columns: int) -> str:
-    return "#" * (num_columns + 2) + "\n"
-
-
-def _row_pattern(num_columns: int) -> str:
-    """Finds a row of walls, a left half before its right half, or a right half."""
-    left, right = _lengths(num_columns)
-    return (
-        rf"{_wall(num_columns)}|#[{CELLS}]{{{left}}}(?=[{CELLS}]{{{right}}}#\n)|[{CELLS}]{{{right}}}#\n"
-    )
-
-
-def _can_occur(half: str) -> bool:
-    return all(sum(map(half.count, letters)) <= limit for letters, limit in _LIMITS.items())
+def _can_occur(part: str) -> bool:
+    return all(sum(map(part.count, letters)) <= limit for letters, limit in _LIMITS.items())

@@ -2,10 +2,13 @@
 
 A catalogue is a pure function of (number of products, seed). Every kind has several products, so that
 the kind alone does not identify a product. Title, features and options state everything about a
-product.
+product. Titles are distinct up to `NUM_TITLES` products. They combine few words, so that each word of a
+held-out title occurs in titles of training too.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +49,7 @@ KINDS = tuple(
 
 NUM_ATTRIBUTES = 2
 MAX_VALUES = 3
+NUM_TITLES = sum(len(list(combinations(kind.attributes, NUM_ATTRIBUTES))) for kind in KINDS)
 PRICES = range(5, 60)
 
 
@@ -53,12 +57,13 @@ PRICES = range(5, 60)
 def generate_products(num_products: int, seed: int) -> tuple[Product, ...]:
     """Generates products `b000`, `b001`, ...; the kinds take turns."""
     random = np.random.RandomState([0x5709, seed & 0xFFFFFFFF])
-    return tuple(_product(number, random) for number in range(num_products))
+    pairs = [_shuffled(tuple(combinations(kind.attributes, NUM_ATTRIBUTES)), random) for kind in KINDS]
+    return tuple(_product(number, pairs[number % len(KINDS)], random) for number in range(num_products))
 
 
-def _product(number: int, random: np.random.RandomState) -> Product:
+def _product(number: int, pairs: Sequence[tuple[str, ...]], random: np.random.RandomState) -> Product:
     kind = KINDS[number % len(KINDS)]
-    attributes = _some(kind.attributes, NUM_ATTRIBUTES, random)
+    attributes = pairs[number // len(KINDS) % len(pairs)]
     options = {
         name: _some(values, random.randint(2, MAX_VALUES + 1), random)
         for name, values in kind.options.items()
@@ -82,3 +87,9 @@ def _product(number: int, random: np.random.RandomState) -> Product:
 def _some(values: tuple[str, ...], number: int, random: np.random.RandomState) -> tuple[str, ...]:
     chosen = sorted(random.permutation(len(values))[:number])
     return tuple(values[index] for index in chosen)
+
+
+def _shuffled(
+    pairs: tuple[tuple[str, ...], ...], random: np.random.RandomState
+) -> tuple[tuple[str, ...], ...]:
+    return tuple(pairs[index] for index in random.permutation(len(pairs)))

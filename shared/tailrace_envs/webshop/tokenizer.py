@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tailrace_envs.webshop.environment import INVALID_NOTE
-from tailrace_envs.webshop.generated import KINDS
+from tailrace_envs.webshop.generated import KINDS, NUM_TITLES
 from tailrace_envs.webshop.pages import BACK, BUY, DETAILS, NEXT, PREVIOUS, SEPARATOR
 from tailrace_envs.word_tokenizer import any_of, build_word_tokenizer
 
@@ -42,7 +42,7 @@ def _words() -> Iterator[str]:
         yield from (kind.query, *kind.attributes, *kind.options)
         for values in kind.options.values():
             yield from values
-    yield from (f"b{tens:02d}" for tens in range(10))  # of products b000 to b099
+    yield from (f"b{tens:02d}" for tens in range(NUM_TITLES // 10))  # of products b000 to b179
     yield from (f"${digit}" for digit in range(1, 10))  # of $5.00 and $57.00
     yield from (f"{limit:.2f}" for limit in range(10, 110, 10))
     yield from (f"{rating:.1f}" for rating in range(1, 6))

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from benchmarks import bench_learning
 from benchmarks.bench_learning import wanted
 from benchmarks.learning import page
 from benchmarks.learning.recipes import RECIPES, ROOT, Recipe
@@ -35,11 +36,11 @@ def test_every_recipe_is_a_valid_experiment(
 
 
 def test_a_recipe_begins_with_the_last_checkpoint_of_the_same_seed(tmp_path: Path) -> None:
-    with pytest.raises(NoCheckpointError, match=r"lake_grpo_wide with seed 2: run it first"):
-        last_checkpoint(tmp_path, "lake_grpo_wide", 2)
-    for name in ("lake_grpo_wide_2/checkpoints/step_90", "lake_grpo_wide_2/checkpoints/step_200"):
+    with pytest.raises(NoCheckpointError, match=r"lake_4x4_view with seed 2: run it first"):
+        last_checkpoint(tmp_path, "lake_4x4_view", 2)
+    for name in ("lake_4x4_view_2/checkpoints/step_90", "lake_4x4_view_2/checkpoints/step_200"):
         (tmp_path / name).mkdir(parents=True)
-    assert last_checkpoint(tmp_path, "lake_grpo_wide", 2).name == "step_200"
+    assert last_checkpoint(tmp_path, "lake_4x4_view", 2).name == "step_200"
 
 
 def test_what_a_recipe_begins_with_runs_before_it() -> None:
@@ -82,13 +83,23 @@ def test_a_table_that_keeps_every_promise_holds() -> None:
 
 
 def test_an_interrupted_series_goes_on_with_the_runs_that_it_has_not_measured() -> None:
-    names = ["webshop_grpo", "lake_grpo"]
+    names = ["webshop_gigpo", "lake_grpo"]
     lake, shop = (next(one for one in RECIPES if one.name == name) for name in ("lake_grpo", names[0]))
     assert list(wanted(names, [1, 2], {})) == [(lake, 1), (shop, 1), (lake, 2), (shop, 2)]
-    done = replace(made_up("lake_grpo", 1), settings=lake.settings)
-    stale = replace(made_up("webshop_grpo", 1), settings="other")
-    known = {("lake_grpo", 1): done, ("webshop_grpo", 1): stale}
-    assert list(wanted(names, [1, 2], known)) == [(shop, 1), (lake, 2), (shop, 2)]
+    assert list(wanted(names, [1, 2], {("lake_grpo", 1)})) == [(shop, 1), (lake, 2), (shop, 2)]
+
+
+def test_a_run_with_other_settings_than_todays_is_not_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bench_learning, "RESULTS_DIR", tmp_path)
+    lake = next(one for one in RECIPES if one.name == "lake_grpo")
+    today = replace(made_up("lake_grpo", 1), settings=lake.settings)
+    stale = replace(made_up("lake_grpo", 2), settings="other")
+    gone = replace(made_up("lake_of_old", 1), settings="other")
+    rows = [one.cells() for one in (today, stale, gone)]
+    (tmp_path / "learning.json").write_text(json.dumps({"rows": rows}), encoding="utf-8")
+    assert bench_learning.measured() == [today]
 
 
 def test_one_seed_that_learnt_too_little_misses() -> None:
@@ -106,8 +117,8 @@ def test_less_noise_of_the_samples_alone_is_no_gain() -> None:
 
 
 def test_one_run_that_took_too_long_misses() -> None:
-    late = changed("webshop_grpo", 1, total_s=601.0)
-    assert missed(late) == ["webshop_grpo: seconds of the slowest run"]
+    late = changed("webshop_gigpo", 1, total_s=601.0)
+    assert missed(late) == ["webshop_gigpo: seconds of the slowest run"]
 
 
 def test_asynchrony_must_be_faster_and_cost_no_success() -> None:
@@ -115,7 +126,11 @@ def test_asynchrony_must_be_faster_and_cost_no_success() -> None:
         replace(one, training_s=150.0) if one.recipe == "slow_lake_asynchronous" else one
         for one in GOOD
     ]
-    assert missed(slower) == ["asynchronous training against synchronous, in wall time"]
+    ratio = "asynchronous training against synchronous, in wall time"
+    assert missed(slower) == [ratio]
+    results = Results("learning", [])
+    judge(results, [replace(one, others=0.5) for one in slower])  # other work ran beside them
+    assert ratio not in [target.what for target in results.targets]
     worse = [
         replace(one, curve=((0, 0.05), (10, 0.8))) if one.recipe == "slow_lake_asynchronous" else one
         for one in GOOD
@@ -134,6 +149,9 @@ def test_a_page_says_both_curves_and_the_simple_players(
     text = (tmp_path / "results.md").read_text(encoding="utf-8")
     assert "| grpo, dapo loss | 1 | 0.050 | 0.000 | 0.900 | 0.950 | 0.800 | 100 | unknown |" in text
     assert "Simple players: random 0.010, avoid the next hole 0.800." in text
+    assert "Not run yet with these settings: `lake_grpo` with seed 3; `lake_ppo` with seed 3;" in text
+    all_run = [replace(one, seed=seed) for one in GOOD if one.seed == 1 for seed in (1, 2, 3)]
+    assert "Not run yet" not in page.text(all_run, results.targets)
     for recipe in RECIPES:
         picture = (tmp_path / "results" / f"{recipe.name}.svg").read_text(encoding="utf-8")
         assert "seed 1, greedy" in picture

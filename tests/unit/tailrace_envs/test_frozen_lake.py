@@ -33,6 +33,21 @@ def test_the_first_observation_shows_the_map_with_the_agent_on_the_start() -> No
     assert [len(line) for line in observation.splitlines()] == [4, 4, 4, 4]
 
 
+def test_a_view_shows_the_cells_around_the_agent_and_where_the_lake_ends() -> None:
+    whole, near = (
+        FrozenLakeText(size=6, split="all"),
+        FrozenLakeText(size=6, split="all", view_radius=2),
+    )
+    seed = next(seed for seed in range(99) if map_for_seed(6, 0.8, "all", seed)[0][:2] == "SF")
+    for env in (whole, near):
+        env.reset(seed=seed)
+    grid, view = (env.step("Right")[0].splitlines() for env in (whole, near))
+    assert view == ["#####"] * 2 + [f"#{line[:4]}" for line in grid[:3]]
+    assert view[2][2] == "P"
+    wide = FrozenLakeText(size=4, view_radius=6, instructions=True)
+    assert wide.observation_space.contains(wide.reset(seed=seed)[0])
+
+
 def test_an_observation_is_in_the_observation_space() -> None:
     env = FrozenLakeText(instructions=True)
     observation, _ = env.reset(seed=3)

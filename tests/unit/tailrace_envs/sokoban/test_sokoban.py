@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import gymnasium
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from tailrace_envs import make_env
 from tailrace_envs.sokoban.board import DIRECTIONS, Board, Position
@@ -16,6 +18,7 @@ from tailrace_envs.sokoban.config import SokobanConfig
 from tailrace_envs.sokoban.environment import INVALID_NOTE, RULES, TILE, SokobanText
 from tailrace_envs.sokoban.levels import NoLevelError, level_for_seed
 from tailrace_envs.sokoban.solver import SearchLimitError, push_distances, solve
+from tailrace_envs.sokoban.tokenizer import build_sokoban_tokenizer
 
 SIZES = [
     SokobanConfig(),
@@ -52,6 +55,37 @@ def test_walking_pushing_and_standing_still() -> None:
     observation, reward, terminated, _, info = env.step("Right")
     assert observation == "#######\n#___P*#\n#######\n"
     assert (reward, terminated, info["success"]) == (pytest.approx(10.9), True, 1.0)
+
+
+def test_a_view_shows_the_cells_around_the_player_and_walls_beyond_the_room() -> None:
+    env = on(*board_of("#######", "#P_XXO#", "#__O__#", "#######"), view_radius=2)
+    view = "#####\n#####\n#_PXX\n#__O_\n#####\n"
+    assert env.step("Right")[0] == view
+    assert env.step("jump")[0] == INVALID_NOTE + view
+
+
+def test_offsets_of_boxes_and_goals_from_the_player_stand_below_the_board() -> None:
+    env = on(*board_of("#######", "#P_XXO#", "#__O__#", "#######"), offsets=True)
+    assert env.step("Right")[0].splitlines()[-1] == "X 0,1 0,2 O 0,3 1,1"
+    assert env.step("Down")[0].splitlines()[-1] == "X -1,1 -1,2 O -1,3 0,1"
+    assert env.step("jump")[0].splitlines()[-1] == "X -1,1 -1,2 O -1,3 0,1"
+
+
+@pytest.mark.parametrize("num_boxes", [1, 2])
+def test_the_tokenizer_reads_a_row_as_two_tokens_and_an_offset_as_one(
+    num_boxes: int, tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(build_sokoban_tokenizer(tmp_path))
+    env = SokobanText(dim_room=(8, 8), num_boxes=num_boxes, split="all", view_radius=2, offsets=True)
+    for seed in range(40):
+        text, _ = env.reset(seed=seed)
+        for word in ("Up", "Left", "Down", "Right", "Right", "Up"):
+            token_ids = tokenizer.encode(text)
+            assert tokenizer.unk_token_id not in token_ids
+            assert (len(token_ids), tokenizer.decode(token_ids)) == (10 + 2 * num_boxes + 1, text)
+            text, _, terminated, *_ = env.step(word)
+            if terminated:
+                break
 
 
 def test_two_boxes_in_a_row_do_not_move() -> None:
