@@ -121,6 +121,9 @@ class InstantWorld:
         """A call."""
         return InstantCall(self._policy.next())
 
+    def release_prefix(self, *args: Any) -> None:
+        """Counts nothing."""
+
 
 class Played(NamedTuple):
     """Turns of all episodes, and the transcripts that are kept."""

@@ -2,14 +2,14 @@
 
 Step times, the KV budget, evicted prefixes and preemptions are those of the simulator's engine, which
 the wall clock drives here. A call gets exactly `max_new_tokens` tokens, which are sent at its end and
-when weights change. As in real engines the prefix of an ended episode stays until it is evicted.
+when weights change. The prefix of an ended episode stays until it is evicted or released.
 """
 
 import asyncio
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -62,7 +62,11 @@ class FakeEngine:
     """See `Engine`. `inference.engine_args` are fields of `EngineModel`."""
 
     features = EngineFeatures(
-        max_top_logprobs=0, stop_strings=False, seeds="no", kv_on_update=("keep",)
+        max_top_logprobs=0,
+        stop_strings=False,
+        seeds="no",
+        kv_on_update=("keep",),
+        releases_prefixes=True,
     )
 
     def __init__(self, card: ModelCard, config: InferenceConfig) -> None:
@@ -118,6 +122,11 @@ class FakeEngine:
         """See `Engine`."""
         for call in list(self._calls.values()):
             self.abort(call.request.call_id)
+
+    def release_prefixes(self, episode_ids: Sequence[str]) -> None:
+        """See `Engine`."""
+        for episode_id in episode_ids:
+            self._sim.release(episode_id)
 
     @property
     def base_version(self) -> int:
@@ -219,7 +228,7 @@ class FakeEngine:
     def _spans(self, turn: SimTurn) -> tuple[TokenSpan, ...]:
         spans = []
         ends = [step for step, _ in self._versions[1:]]
-        for start, end, _ in turn.segments:
+        for start, end, _, _ in turn.segments:
             for (begin, version), until in zip(self._versions, [*ends, end], strict=True):
                 count = min(end, until) - max(start, begin)
                 if count > 0:

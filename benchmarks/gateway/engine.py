@@ -47,6 +47,9 @@ class InstantEngine:
     def abort(self, call_id: str) -> None:
         """Nothing to end."""
 
+    def release_prefixes(self, episode_ids: tuple[str, ...]) -> None:
+        """Nothing is kept."""
+
     def _answer(self, request: GenerateRequest, sink: ChunkSink) -> None:
         ids, logprobs, spans = self._ids, self._logprobs, self._spans
         stop = FinishReason.STOP

@@ -37,6 +37,7 @@ class SchedulingCell(NamedTuple):
     kv: int = 500_000
     host_kv: int = 0
     fault: str = ""
+    releases: bool = True  # engines can be told of ended episodes; the baselines do not tell them
 
 
 class Side(NamedTuple):
@@ -76,6 +77,7 @@ def play(cell: SchedulingCell, side: Side, seed: int) -> dict[str, Any]:
         policy=side.rule,
         rho=cell.rho,
         engine=EngineModel(kv_tokens=cell.kv, host_kv_tokens=cell.host_kv),
+        releases_prefixes=cell.releases and side == OURS,
         faults=FAULTS[cell.fault],
         warmup_steps=staleness + 2 if many else staleness + 4,
         steps=_steps(cell),

@@ -111,4 +111,5 @@ def name_of(cell: Cell) -> str:
         for key in ("servers", "rho", "kv", "host_kv", "fault")
         if getattr(cell, key) != getattr(usual, key)
     ]
+    parts += [] if cell.releases else ["engines not told"]
     return ", ".join(parts)

@@ -53,6 +53,9 @@ class ZeroComputeHandler:
     def abort(self, call_id: str) -> None:
         """Calls are over before they could be aborted."""
 
+    def release_prefixes(self, episode_ids: tuple[str, ...]) -> None:
+        """Nothing is kept."""
+
 
 def make_server(transport: str, service: Service, endpoint: str) -> GenerateServer:
     """The channel's server of this transport."""

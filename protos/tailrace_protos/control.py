@@ -49,6 +49,7 @@ class ServerStatus(Message, frozen=True, tag="server_status"):
     num_computed_tokens: Count = 0  # forward tokens of any kind: sampled, prefilled, recomputed
     num_preemptions: Count = 0
     num_recomputed_tokens: Count = 0  # after an eviction or preemption, not after a weight update
+    releases_prefixes: bool = False  # it forgets the contexts of ended episodes when it is told
 
 
 def source_of(server_id: str, incarnation: str) -> str:

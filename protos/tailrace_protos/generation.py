@@ -139,6 +139,15 @@ class AbortRequest(Message, frozen=True, tag="abort_request"):
     call_ids: tuple[str, ...]
 
 
+class ReleasePrefixes(Message, frozen=True, tag="release_prefixes"):
+    """Contexts that nobody asks this server for again: the episodes ended, or go on elsewhere.
+
+    It has no answer, and a lost one costs room in the cache alone.
+    """
+
+    episode_ids: tuple[str, ...]
+
+
 class RequestFrame(Message, frozen=True, array_like=True, tag="request_frame"):
     """Frame from one client to one server; an empty frame keeps the link alive.
 
@@ -149,7 +158,7 @@ class RequestFrame(Message, frozen=True, array_like=True, tag="request_frame"):
 
     sequence: Count
     received: Count = 0
-    messages: tuple[GenerateRequest | AbortRequest, ...] = ()
+    messages: tuple[GenerateRequest | AbortRequest | ReleasePrefixes, ...] = ()
     closing: bool = False
 
 

@@ -162,6 +162,7 @@ class _Process:
             num_computed_tokens=stats.num_computed_tokens,
             num_preemptions=stats.num_preemptions,
             num_recomputed_tokens=stats.num_preempted_tokens + handler.num_recomputed_tokens,
+            releases_prefixes=self.engine.features.releases_prefixes,
         )
 
     async def leave(self) -> None:

@@ -107,6 +107,11 @@ class InferenceHandler:
         """See `GenerateHandler`."""
         self._engine.abort(call_id)
 
+    def release_prefixes(self, episode_ids: tuple[str, ...]) -> None:
+        """See `GenerateHandler`."""
+        if self._engine.features.releases_prefixes:
+            self._engine.release_prefixes(episode_ids)
+
     def fail_all(self, reason: str) -> None:
         """Ends all calls with an internal error, so that their callers continue on other servers."""
         error = CallError(CallErrorCode.INTERNAL, reason)

@@ -1,6 +1,6 @@
 """Engines as the service sees them: they generate on their own and take weights while they do."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NoReturn, Protocol
 
 import msgspec
@@ -23,6 +23,7 @@ class EngineFeatures(msgspec.Struct, frozen=True, kw_only=True):
     adapters: bool = False  # updates that hold adapters alone
     kv_on_update: tuple[KvOnUpdate, ...] = ("recompute", "keep")
     prefix_reuse: bool = True  # a turn finds keys and values of the one before
+    releases_prefixes: bool = False  # `release_prefixes` has an effect
     cache_salt: bool = False  # prefixes kept apart by policy version; otherwise an update drops them
     speculative: bool = False
     weights_dtypes: tuple[WeightsDtype, ...] = ("published", "bfloat16")
@@ -131,6 +132,13 @@ class Engine(Protocol):
 
     def abort_all(self) -> None:
         """Ends all calls soon."""
+
+    def release_prefixes(self, episode_ids: Sequence[str]) -> None:
+        """Frees the kept contexts of these episodes before those of others; unknown ones are ignored.
+
+        Running calls, and prompts that other episodes share, stay. Called only with
+        `features.releases_prefixes`.
+        """
 
     @property
     def base_version(self) -> int:

@@ -65,6 +65,9 @@ class FakeServer:
         else:
             self._answer(request, sink)
 
+    def release_prefixes(self, episode_ids: tuple[str, ...]) -> None:
+        """No context is kept."""
+
     def abort(self, call_id: str) -> None:
         for request, sink in self._held:
             if request.call_id == call_id:

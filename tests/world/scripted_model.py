@@ -35,6 +35,9 @@ class ScriptedModel:
         else:
             self._answer(request, sink, 0)
 
+    def release_prefixes(self, episode_ids: tuple[str, ...]) -> None:
+        """No context is kept."""
+
     def abort(self, call_id: str) -> None:
         self.aborted.append(call_id)
         held = self._held.pop(call_id, None)

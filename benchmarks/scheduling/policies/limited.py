@@ -14,8 +14,10 @@ class Aimd(LeastTokens):
     C is the KV of all engines, G the mean final context (weight 0.1 for a new one). kappa begins at 1
     after the first step and grows by 2% a step while no engine queued or preempted and the limit binds.
     A preemption cuts the limit to 0.75 of what is in flight, 0.5 if that was not enough; then the
-    surplus drains.
+    surplus drains. Its clients repeat a failed call ten times at the same server.
     """
+
+    num_retries = 10
 
     def __init__(self, servers: Mapping[str, StreamServer]) -> None:
         super().__init__(servers)

@@ -11,6 +11,7 @@ class RoundRobin:
     """One server after the other; an episode stays where it began."""
 
     ask_after_s = math.inf
+    num_retries: int | None = 0
 
     def __init__(self, servers: Mapping[str, StreamServer]) -> None:
         self._servers = servers

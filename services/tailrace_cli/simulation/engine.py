@@ -26,8 +26,8 @@ class SimTurn:
     tokens_left: int
     start_step: int = -1  # -1: it waits
     finish_step: int = 0
-    first_step: int = -1  # when it first ran
-    segments: list[tuple[int, int, int]] = field(default_factory=list)  # start, end, context
+    segments: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """Start, end and context of each run, and the tokens that were prefilled for it, not again."""
 
 
 class SimEngine:
@@ -52,6 +52,7 @@ class SimEngine:
         self.recomputed = 0  # tokens since the last report
         self.scheduled_s = math.inf
         self.bump_steps: list[int] = [0]  # step at the begin of each version
+        self.window: tuple[float, float] = (0, math.inf)  # first step that is measured, and the end
         self._finishes: list[tuple[int, int, SimTurn]] = []
         self._n = 0
 
@@ -130,8 +131,6 @@ class SimEngine:
             self.waiting.popleft()
             self._prefill(turn)
             turn.start_step = self.steps
-            if turn.first_step < 0:
-                turn.first_step = self.steps
             turn.finish_step = self.steps + turn.tokens_left
             self.running[turn.episode_id] = turn
             self._n += 1
@@ -203,7 +202,8 @@ class SimEngine:
         """End a running turn here, its tokens so far kept."""
         del self.running[turn.episode_id]
         ran = self.steps - turn.start_step
-        turn.segments.append((turn.start_step, self.steps, turn.context))
+        new = 0 if turn.segments else turn.context - turn.known
+        turn.segments.append((turn.start_step, self.steps, turn.context, new))
         turn.context += ran
         turn.tokens_left -= ran
         turn.start_step = turn.finish_step = -1
@@ -215,14 +215,18 @@ class SimEngine:
         self.idle_tokens += tokens
         self._evict(self.kv + self.idle_tokens - self.model.kv_tokens)
 
-    def abort(self, episode_id: str, now_s: float) -> SimTurn | None:
-        """Remove an episode; returns its turn, with the tokens so far."""
-        self.advance(now_s)
+    def release(self, episode_id: str) -> None:
+        """Forget the prefix of an episode, which ended or goes on elsewhere."""
         self._pop_idle(episode_id)
         self.host_tokens -= self.host.pop(episode_id, 0)
+
+    def abort(self, episode_id: str, now_s: float) -> SimTurn | None:
+        """End the turn of an episode and return it, with the tokens so far; its prefix stays."""
+        self.advance(now_s)
         turn = self.running.get(episode_id)
         if turn is not None:
             self._stop(turn)
+            self.keep_idle(episode_id, turn.context)
             self.admit()
             return turn
         for waiting in self.waiting:

@@ -1,11 +1,23 @@
 """The simulated learner: which groups it asks for, how long it trains them, and the tally of tokens.
 
-A token is trained if it is at most `max_staleness` steps old when the learner takes its group.
+A token is trained if it is at most `max_staleness` steps old when the learner takes its group. Tokens
+count if their engine sampled them in the measured window (`SimEngine.window`).
 """
 
+from typing import NamedTuple
+
 from tailrace_cli.simulation.measures import Tally, Tokens
-from tailrace_cli.simulation.records import SimEpisode, SimGroup, SimSettings
+from tailrace_cli.simulation.records import SimEpisode, SimGroup, SimSettings, SimSpan
 from tailrace_cli.simulation.workload import EpisodePlan, natural_tokens
+
+
+class _EpisodeTokens(NamedTuple):
+    """Sums over the tokens of one episode."""
+
+    whole: Tokens
+    kept: Tokens  # not masked
+    measured: Tokens  # sampled in the window
+    useful: Tokens  # both
 
 
 class SimLearner:
@@ -55,7 +67,9 @@ class SimLearner:
 
     def throw(self, episode: SimEpisode) -> None:
         """Count the tokens of an episode as thrown away."""
-        self.tally.thrown += sum(end - start for _, start, end, _ in episode.spans)
+        for engine, start, end, _, _ in episode.spans:
+            first, last = max(start, engine.window[0]), min(end, engine.window[1])
+            self.tally.thrown += max(last - first, 0)
         episode.spans = []
 
     def count_natural(self, group: SimGroup) -> None:
@@ -68,38 +82,53 @@ class SimLearner:
         everything = Tokens()
         valid = [one for one in group.episodes if one.outcome == "valid"]
         for episode in valid:
-            whole, kept = self._tokens(episode)
-            everything.add(whole)
-            self.tally.trained.add(kept)
-            self.tally.masked += whole.sampled - kept.sampled
+            tokens = self._tokens(episode)
+            everything.add(tokens.whole)
+            self.tally.trained.add(tokens.kept)
+            self.tally.useful.add(tokens.useful)
+            self.tally.masked += tokens.measured.sampled - tokens.useful.sampled
             self.tally.lengths += natural_tokens(episode.plan)
             self.tally.num_lengths += 1
-            self._step_tokens += kept.sampled
+            self._step_tokens += tokens.kept.sampled
         self._step_path_s = max([self._step_path_s, *(self._solo_s(one.plan) for one in valid)])
         self.count_natural(group)
         return everything
 
-    def _tokens(self, episode: SimEpisode) -> tuple[Tokens, Tokens]:
-        """Return the tokens of an episode, and those of them that are trained."""
-        whole, kept = Tokens(), Tokens()
-        oldest = self.version - self._settings.max_staleness
-        for engine, start, end, context in episode.spans:
+    def _tokens(self, episode: SimEpisode) -> "_EpisodeTokens":
+        """Return sums over the tokens of an episode."""
+        sums = _EpisodeTokens(Tokens(), Tokens(), Tokens(), Tokens())
+        for span in episode.spans:
+            engine, start, end, _, prefilled = span
+            is_measured = engine.window[0] <= start < engine.window[1]
+            sums.whole.prefilled += prefilled
+            sums.measured.prefilled += prefilled if is_measured else 0
             bumps = engine.bump_steps
             for version in range(self.version, -1, -1):
                 begin = max(start, bumps[version])
                 if begin < end:
-                    age = self.version - version
-                    self.tally.ages[age] = self.tally.ages.get(age, 0.0) + end - begin
-                    part = _part(begin - start, end - start, context)
-                    whole.add(part)
-                    if version >= oldest:
-                        kept.add(part)
+                    self._add_part(sums, span, (begin, end), self.version - version)
                     end = begin
                 if end <= start:
                     break
-        whole.prefilled = episode.context - whole.sampled
-        kept.prefilled = whole.prefilled if kept.sampled else 0.0
-        return whole, kept
+        if sums.kept.sampled:
+            sums.kept.prefilled, sums.useful.prefilled = sums.whole.prefilled, sums.measured.prefilled
+        return sums
+
+    def _add_part(
+        self, sums: "_EpisodeTokens", span: SimSpan, steps: tuple[int, int], age: int
+    ) -> None:
+        """Add the tokens that these steps of a span sampled, all of one age."""
+        engine, start, _, context, _ = span
+        part = _part(steps[0] - start, steps[1] - start, context)
+        begin, end = max(steps[0], engine.window[0]), min(steps[1], engine.window[1])
+        measured = _part(begin - start, end - start, context) if begin < end else Tokens()
+        self.tally.ages[age] = self.tally.ages.get(age, 0.0) + measured.sampled
+        is_kept = age <= self._settings.max_staleness
+        sums.whole.add(part)
+        sums.measured.add(measured)
+        if is_kept:
+            sums.kept.add(part)
+            sums.useful.add(measured)
 
     def _duration_s(self, tokens: Tokens) -> float:
         rate = self._settings.learner_tokens_per_s
@@ -118,7 +147,7 @@ class SimLearner:
         return total
 
 
-def _part(begin: int, end: int, context: int) -> Tokens:
+def _part(begin: float, end: float, context: int) -> Tokens:
     """Return the sum over the sampled tokens `begin` to `end` of a turn with this context."""
     tokens = end - begin
     return Tokens(tokens, tokens * (context + (begin + end) / 2))

@@ -8,6 +8,7 @@ from tailrace_cli.simulation.engine import SimEngine
 from tailrace_cli.simulation.workload import EpisodePlan
 from tailrace_scheduler.core.streams.settings import EngineModel, StalePolicy
 
+SimSpan = tuple[SimEngine, int, int, int, int]  # an engine, and `SimTurn.segments`
 Timeline = list[tuple[float, list[int], list[float]]]  # time, requests and KV share of each engine
 
 
@@ -31,6 +32,7 @@ class SimSettings(Struct, frozen=True, kw_only=True):
     rho: float = 0.9  # learner time of a group, as a share of the engines' work bound of it
     learner_tokens_per_s: float = 0.0  # context tokens; above 0 it replaces rho
     engine: EngineModel = EngineModel()
+    releases_prefixes: bool = True  # engines are told of ended episodes, and forget their contexts
     faults: tuple[Fault, ...] = ()
     warmup_steps: int = 4
     steps: int = 10
@@ -51,7 +53,8 @@ class SimEpisode:
     context: int = 0
     server: str = ""
     outcome: str = ""  # "", "valid" or "cut"
-    spans: list[tuple[SimEngine, int, int, int]] = field(default_factory=list)
+    num_failed: int = 0  # calls
+    spans: list[SimSpan] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)

@@ -18,6 +18,7 @@ class SimServers:
             engine.slowness, engine.fails = fault.slowness, fault.fails
         self.capacity = sum(1.0 / one.slowness for one in self.engines.values() if not one.fails)
         self.timeline: Timeline = []
+        self._releases_prefixes = settings.releases_prefixes
         self._preempted: dict[str, int] = {}
 
     def report(self, engine: SimEngine, now_s: float) -> ev.ServerReport:
@@ -35,6 +36,7 @@ class SimServers:
             num_preempted=engine.num_preempted - self._preempted.get(server_id, 0),
             max_running=model.max_running,
             policy_version=0,
+            releases_prefixes=self._releases_prefixes,
         )
         engine.recomputed = 0
         self._preempted[server_id] = engine.num_preempted

@@ -19,11 +19,16 @@ from tailrace_scheduler.core.streams import decisions as de
 from tailrace_scheduler.core.streams import events as ev
 from tailrace_scheduler.core.streams.core import StreamCore
 
-FAIL_S = 0.05
+FAIL_S = 0.05  # until a failing server has refused a call
+FIRST_RETRY_S, LAST_RETRY_S = 0.5, 8.0  # delays of calls that are repeated at the same server
 
 
 class Hooks:
-    """Further events that a placement rule may want; our own takes no notice."""
+    """Further events and abilities of a system; these are ours."""
+
+    num_retries: int | None = None
+    """Calls to the same server after a failed one, before the episode fails. None: the scheduler names
+    another server."""
 
     def on_episode(self, tokens: int) -> None:
         """An episode ended with this context."""
@@ -64,6 +69,12 @@ class SimWorkers:
     def _tell(self, event: ev.Event) -> None:
         self._core.on(event, self._time.now_s)
 
+    @property
+    def first_start_s(self) -> float:
+        """Start of the oldest group that the learner has not had; infinite if there is none."""
+        oldest = next(iter(self._groups.values()), None)
+        return oldest.started_s if oldest and oldest.started_s >= 0 else math.inf
+
     # Decisions of the scheduler.
 
     def draw(self, members: int) -> list[EpisodePlan]:
@@ -98,9 +109,14 @@ class SimWorkers:
         episode = self._episodes.get(decision.episode_id)
         if episode is None or episode.outcome:
             return
-        if episode.server and episode.server != decision.server_id:
-            self._engines[episode.server].abort(episode.episode_id, self._time.now_s)
+        if episode.server != decision.server_id:
+            self._release(episode)
         self._play(episode, decision.server_id)
+
+    def _release(self, episode: SimEpisode) -> None:
+        """Tell the engine that nobody asks for this context again, where engines can be told."""
+        if episode.server and self._settings.releases_prefixes:
+            self._engines[episode.server].release(episode.episode_id)
 
     def close(self, decision: de.CloseGroup | de.DropGroup) -> None:
         """Cut these members; a dropped group is thrown away whole."""
@@ -122,7 +138,7 @@ class SimWorkers:
         for episode in group.episodes:
             self._learner.throw(episode)
         self.closed.pop(group.group_id, None)
-        del self._groups[group.group_id]
+        self._groups.pop(group.group_id, None)
 
     def hand_over(self, group_id: str) -> SimGroup:
         """Give a group to the learner."""
@@ -141,17 +157,26 @@ class SimWorkers:
         engine, now_s = self._engines[server_id], self._time.now_s
         episode.server = server_id
         if engine.fails:
-            self._time.at(now_s + FAIL_S, self._failed, episode, server_id, turn.context)
+            self._time.at(now_s + FAIL_S, self._failed, episode, turn.context)
             return
         engine.submit(turn, now_s)
         self.reschedule(engine)
 
-    def _failed(self, episode: SimEpisode, server_id: str, context: int) -> None:
+    def _failed(self, episode: SimEpisode, context: int) -> None:
         if episode.outcome:
             return
-        episode.server = ""
+        server_id, retries = episode.server, self._hooks.num_retries
         self._tell(ev.CallsReported(server_id, 1, 0))
-        self._tell(ev.TurnAsked(episode.episode_id, context, server_id, failed=True))
+        episode.num_failed += 1
+        if retries is None:
+            episode.server = ""
+            self._tell(ev.TurnAsked(episode.episode_id, context, server_id, failed=True))
+        elif episode.num_failed <= retries:
+            delay_s = min(FIRST_RETRY_S * 2.0 ** (episode.num_failed - 1), LAST_RETRY_S)
+            self._time.at(self._time.now_s + delay_s, self._failed, episode, context)
+            return
+        else:
+            self._cut(episode)
         self._decide()
 
     def reschedule(self, engine: SimEngine) -> None:
@@ -182,8 +207,9 @@ class SimWorkers:
         episode.context = turn.context
         plan = episode.plan[episode.turn]
         episode.turn += 1
-        engine.keep_idle(episode.episode_id, turn.context)  # of the last turn too: engines do not know
+        engine.keep_idle(episode.episode_id, turn.context)
         if episode.turn == len(episode.plan):
+            self._release(episode)
             self._tell(ev.EpisodeEnded(episode.episode_id, True, episode.context))
             self._hooks.on_episode(episode.context)
             self._settle(episode, "valid")
@@ -213,6 +239,7 @@ class SimWorkers:
             turn = engine.abort(episode.episode_id, self._time.now_s)
             if turn is not None:
                 _keep_spans(episode, engine, turn)
+            self._release(episode)
             self.reschedule(engine)
         self._learner.throw(episode)
         self._tell(ev.EpisodeEnded(episode.episode_id, False, 0, finished=False))
@@ -229,6 +256,9 @@ class SimWorkers:
             self._tell(ev.GroupComplete(group.group_id, valid))
             if valid >= min(self._settings.min_valid, len(group.episodes)):
                 self.closed[group.group_id] = None
+            else:
+                self._learner.tally.num_lost += 1
+                self.throw(group)
             self._learner.may_select = True
 
 

@@ -49,8 +49,10 @@ class World:
         )
         self._carry_out = self._reactions()
         self._woken_s = math.inf
-        self._start_s = 0.0  # of the measurement
-        self._sums_before: dict[str, float] = {}  # of the engines, at its start
+        self._start_s = 0.0  # of the measured window
+        self._end_s = math.inf
+        self._measured = self._learner.tally  # of the window
+        self._sums: dict[str, float] = {}  # of the engines, at its start; then those of the window
 
     @property
     def timeline(self) -> Timeline:
@@ -66,16 +68,20 @@ class World:
             self._report(engine)
             time.at(REPORT_S * (1 + number / len(engines)), self._report_again, engine)
         self._decide()
-        last = settings.warmup_steps + settings.steps
-        while learner.version < last and time.now_s < settings.max_s and time.advance():
+        while self._has_unknown() and time.now_s < settings.max_s and time.advance():
             pass
-        if not learner.tally.steps:
+        if not self._measured.steps:
             raise RuntimeError(f"no step was finished by {time.now_s:.0f} s of the simulated run")
-        elapsed = time.now_s - self._start_s
-        before, sums = self._sums_before, self._servers.sums()
-        spent = {key: value - before.get(key, 0.0) for key, value in sums.items()}
+        if self._end_s == math.inf:
+            self._close_window()
+        self._measured.add_tokens(learner.tally)
+        elapsed = self._end_s - self._start_s
         capacity, staleness = self._servers.capacity, settings.max_staleness
-        return summary(learner.tally, elapsed, capacity, settings.engine, staleness, spent)
+        return summary(self._measured, elapsed, capacity, settings.engine, staleness, self._sums)
+
+    def _has_unknown(self) -> bool:
+        """Tell whether the window is open, or the learner has not had all groups that began in it."""
+        return self._end_s == math.inf or self._workers.first_start_s < self._end_s
 
     # Scheduler.
 
@@ -153,9 +159,24 @@ class World:
         tokens = self._learner.finish_step()
         self._tell(ev.StepDone(self._learner.version, tokens))
         if self._learner.version == self._settings.warmup_steps:
-            self._learner.tally = Tally()
-            self._start_s = self._time.now_s
-            self._sums_before = self._servers.sums()
+            self._open_window()
+        if self._learner.version == self._settings.warmup_steps + self._settings.steps:
+            self._close_window()
+
+    def _open_window(self) -> None:
+        """Forget the steps before."""
+        self._measured = self._learner.tally = Tally()
+        self._start_s, self._sums = self._time.now_s, self._servers.sums()
+        for engine in self._servers.engines.values():
+            engine.window = (engine.steps, math.inf)
+
+    def _close_window(self) -> None:
+        """End the measured steps; the run goes on until their tokens are trained or thrown away."""
+        self._measured, self._learner.tally = self._learner.tally, Tally()
+        self._end_s, before = self._time.now_s, self._sums
+        self._sums = {key: sum_ - before.get(key, 0.0) for key, sum_ in self._servers.sums().items()}
+        for engine in self._servers.engines.values():
+            engine.window = (engine.window[0], engine.steps)
 
     # Servers.
 

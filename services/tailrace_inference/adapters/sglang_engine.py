@@ -10,7 +10,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, NoReturn, TypeVar
 
@@ -221,6 +221,9 @@ class SGLangEngine(StagedEngine):
         else:
             call.close(FinishReason.ABORT)
             del self._calls[rid], self._rids[call_id]
+
+    def release_prefixes(self, episode_ids: Sequence[str]) -> None:
+        """See `Engine`; SGLang has no way to give a context up, so the feature is not declared."""
 
     def open_call_ids(self) -> list[str]:
         """See `StagedEngine`."""

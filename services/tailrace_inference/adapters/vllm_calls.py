@@ -10,6 +10,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from tailrace_inference.adapters.vllm_guides import GuidedSampling
+from tailrace_inference.adapters.vllm_release import EPISODE
 from tailrace_inference.core.calls import CallCounts
 from tailrace_inference.engine.stops import StopStrings
 from tailrace_inference.ports import OnChunk
@@ -59,6 +60,7 @@ class VllmCall:
             flat_logprobs=True,
             detokenize=False,
             skip_clone=True,
+            extra_args={EPISODE: self.request.episode_id},
             output_kind=RequestOutputKind.DELTA,
             stream_interval=1 if self.stops is not None else _STREAM_TOKENS,
             **more,
@@ -92,6 +94,11 @@ class VllmCall:
     def num_stale(self, spans: tuple[TokenSpan, ...]) -> int:
         """Tokens that were sampled over keys and values of an earlier version, where those are kept."""
         return sum(span.num_tokens for span in spans if span.policy_version != self.born_version)
+
+
+def queue_s(stats: Any) -> float:
+    """Return the seconds that a request waited for its place in the batch; -1: not known."""
+    return stats.scheduled_ts - stats.queued_ts if stats and stats.scheduled_ts else -1.0
 
 
 class SchedulerStats(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types here

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -32,7 +32,8 @@ from tailrace_inference.adapters.staging import (
     write_model_folder,
 )
 from tailrace_inference.adapters.vllm_arguments import check_engine_args, engine_arguments
-from tailrace_inference.adapters.vllm_calls import SchedulerStats, VllmCall
+from tailrace_inference.adapters.vllm_calls import SchedulerStats, VllmCall, queue_s
+from tailrace_inference.adapters.vllm_release import release_id
 from tailrace_inference.config import WEIGHTS_DTYPES, InferenceConfig
 from tailrace_inference.core.calls import CallCounts, find_stop, version_spans
 from tailrace_inference.core.requests import InvalidRequestError, check_request, failed
@@ -76,6 +77,7 @@ class VllmEngine(StagedEngine):
             seeds="engine",
             adapters=True,
             cache_salt=True,
+            releases_prefixes=config.prefix_cache,
             guided=text is not None,
             weights_dtypes=WEIGHTS_DTYPES,
             sleep=True,
@@ -208,7 +210,10 @@ class VllmEngine(StagedEngine):
         call = VllmCall(request, on_chunk, len(prompt), max_new, stops, self._policy_version)
         call.guide = guide
         self._calls[request.call_id] = call
-        task = asyncio.create_task(self._run(call, prompt.tolist()))
+        self._spawn(self._run(call, prompt.tolist()))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._run_ended)
 
@@ -262,7 +267,7 @@ class VllmEngine(StagedEngine):
             finish_reason=_REASONS["stop" if stop is not None else reason],
             stop_matched=stop or made.stop_reason,
             num_cached_tokens=num_cached,
-            queue_s=_queue_s(output.metrics),
+            queue_s=queue_s(output.metrics),
         )
         self._end(call, last)
         return True
@@ -286,13 +291,16 @@ class VllmEngine(StagedEngine):
         if (call := self._calls.get(call_id)) is not None:
             call.is_aborted = True
             if call.internal_id:
-                task = asyncio.create_task(self._abort(call_id))
-                self._tasks.add(task)
-                task.add_done_callback(self._run_ended)
+                self._spawn(self._tell(self._llm.abort(call_id)))
 
-    async def _abort(self, call_id: str) -> None:
+    def release_prefixes(self, episode_ids: Sequence[str]) -> None:
+        """See `Engine`."""
+        ids = [release_id(one) for one in episode_ids]
+        self._spawn(self._tell(self._llm.engine_core.abort_requests_async(ids)))
+
+    async def _tell(self, message: Awaitable[None]) -> None:
         with contextlib.suppress(EngineDeadError):
-            await self._llm.abort(call_id)
+            await message
 
     def open_call_ids(self) -> list[str]:
         """See `StagedEngine`."""
@@ -390,7 +398,3 @@ class VllmEngine(StagedEngine):
         await asyncio.to_thread(self._llm.shutdown)
         self._stage.close()
         self._folder.remove()
-
-
-def _queue_s(stats: Any) -> float:
-    return stats.scheduled_ts - stats.queued_ts if stats and stats.scheduled_ts else -1.0

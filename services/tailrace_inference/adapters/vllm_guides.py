@@ -18,6 +18,7 @@ from vllm.v1.structured_output.backend_types import (
     StructuredOutputGrammar,
 )
 
+from tailrace_inference.adapters.vllm_release import ReleasesContexts
 from tailrace_inference.engine.guided import GuideMatcher, read_guides
 
 
@@ -89,10 +90,19 @@ class _Manager(StructuredOutputManager):  # type: ignore[misc]
         request.structured_output_request.grammar = self._create_grammar(request)
 
 
+class _Scheduler(ReleasesContexts, Scheduler):  # type: ignore[misc]
+    """See `ReleasesContexts`."""
+
+
+class _AsyncScheduler(ReleasesContexts, AsyncScheduler):  # type: ignore[misc]
+    """See `ReleasesContexts`."""
+
+
 def make_scheduler(*, vllm_config: Any, structured_output_manager: Any, **named: Any) -> Scheduler:
-    """vLLM's own scheduler; the manager of grammars, which it shares with the core, becomes ours."""
+    """vLLM's own scheduler, which can release contexts; the manager of grammars, which it shares with
+    the core, becomes ours."""
     structured_output_manager.__class__ = _Manager
     is_async = vllm_config.scheduler_config.async_scheduling
-    return (AsyncScheduler if is_async else Scheduler)(
+    return (_AsyncScheduler if is_async else _Scheduler)(
         vllm_config=vllm_config, structured_output_manager=structured_output_manager, **named
     )

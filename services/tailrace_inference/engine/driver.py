@@ -10,7 +10,7 @@ step in a thread keeps the loop free while a CUDA device computes.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn, Protocol, TypeVar
 
@@ -36,14 +36,20 @@ T = TypeVar("T")
 _MAX_LOOP_PARAMETERS = 20_000_000  # steps of larger models would block the event loop for too long
 
 
-_FEATURES = EngineFeatures(adapters=True, sleep=True, engine_args=False, weights_dtypes=WEIGHTS_DTYPES)
+_FEATURES = EngineFeatures(
+    adapters=True,
+    sleep=True,
+    engine_args=False,
+    releases_prefixes=True,
+    weights_dtypes=WEIGHTS_DTYPES,
+)
 
 
 class SteppedEngine(Protocol):
     """An engine that computes only inside `step`; see `TorchEngine`, and `Engine` for the meaning.
 
-    `submit`, `abort`, `abort_all` and `stage` may run in other threads than `step`, all other methods
-    may not.
+    `submit`, `abort`, `abort_all`, `release_prefixes` and `stage` may run in other threads than `step`,
+    all other methods may not.
     """
 
     def attach(self) -> None:
@@ -57,6 +63,9 @@ class SteppedEngine(Protocol):
 
     def abort_all(self) -> None:
         """Ends all calls at the next step."""
+
+    def release_prefixes(self, episode_ids: Sequence[str]) -> None:
+        """Frees kept contexts at the next step, after aborts."""
 
     @property
     def base_version(self) -> int:
@@ -135,6 +144,10 @@ class EngineDriver:
         """See `Engine`."""
         self.engine.abort_all()
         self._wake.set()
+
+    def release_prefixes(self, episode_ids: Sequence[str]) -> None:
+        """See `Engine`; nothing is to be done before the next step."""
+        self.engine.release_prefixes(episode_ids)
 
     @property
     def base_version(self) -> int:

@@ -1,8 +1,9 @@
 """`TorchEngine`: one step from end to end.
 
-Invariants: all methods but `submit`, `abort`, `abort_all` and `stage` run on the thread that steps;
-each call gets exactly one last chunk; a token carries the version whose weights sampled it; keys and
-values of an older version are used only with `kv_on_update: keep`, and these tokens are counted.
+Invariants: all methods but `submit`, `abort`, `abort_all`, `release_prefixes` and `stage` run on the
+thread that steps; each call gets exactly one last chunk; a token carries the version whose weights
+sampled it; keys and values of an older version are used only with `kv_on_update: keep`, and these
+tokens are counted.
 """
 
 import time
@@ -128,6 +129,7 @@ class TorchEngine(SteppedBase):
         self._intake.read(self.max_len)
         for row in self._intake.take_aborted(self._batch, self._emitter):
             self._sampler.finish(row, self.policy_version, FinishReason.ABORT)
+        self._residency.release(self._intake.take_released())
         if self._paused or self.policy_version < 0:
             return True
         now_s = time.perf_counter()

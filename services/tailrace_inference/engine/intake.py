@@ -1,11 +1,12 @@
-"""Requests and aborts on their way into an engine that steps.
+"""Requests, aborts and releases on their way into an engine that steps.
 
-Invariants: `submit`, `abort` and `abort_all` may run in other threads than the steps; a request is
+Invariants: `submit`, `abort` and `release` may run in other threads than the steps; a request is
 checked in a step, and a wrong one gets one chunk with the error.
 """
 
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
@@ -30,6 +31,7 @@ class Intake:
         self._guides: Guides | None = None
         self._inbox: deque[tuple[GenerateRequest, OnChunk, float]] = deque()
         self._aborts: deque[str | None] = deque()
+        self._released: deque[str] = deque()  # episodes
         self.waiting: deque[EngineCall] = deque()
 
     @property
@@ -53,6 +55,14 @@ class Intake:
     def abort(self, call_id: str | None) -> None:
         """Ends a call at the next step; None: all calls."""
         self._aborts.append(call_id)
+
+    def release(self, episode_ids: Sequence[str]) -> None:
+        """Frees the kept contexts of these episodes at the next step."""
+        self._released.extend(episode_ids)
+
+    def take_released(self) -> list[str]:
+        """Returns the episodes whose contexts are to be freed."""
+        return [self._released.popleft() for _ in range(len(self._released))]
 
     def read(self, max_len: int) -> None:
         """Moves requests of at most `max_len` tokens from the inbox to `waiting`."""

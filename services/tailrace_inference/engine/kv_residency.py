@@ -7,7 +7,7 @@ prefix of an older policy version is never reused unless the configuration is `k
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import numpy as np
@@ -172,6 +172,13 @@ class KVResidency:
             blocks = blocks[used:]
         self.pool.give(blocks)
         self._free(row)
+
+    def release(self, episode_ids: Iterable[str]) -> None:
+        """Frees the kept prefixes of these episodes; their running calls are not touched."""
+        for episode_id in episode_ids:
+            prefix = self.prefixes.take(episode_id)
+            if prefix is not None:
+                self.pool.give(prefix.blocks)
 
     def forget_computed(self, policy_version: int) -> None:
         """Drops all keys and values; running calls keep their rows and are computed again."""

@@ -4,7 +4,7 @@ Invariant: a sleeping engine is paused, and its weights and caches have no memor
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from tokenizers import Tokenizer
@@ -54,6 +54,10 @@ class SteppedBase(ABC):
     def abort_all(self) -> None:
         """See `SteppedEngine`."""
         self._intake.abort(None)
+
+    def release_prefixes(self, episode_ids: Sequence[str]) -> None:
+        """See `SteppedEngine`."""
+        self._intake.release(episode_ids)
 
     @property
     def base_version(self) -> int:

@@ -345,4 +345,5 @@ def _report(status: ServerStatus, before: ServerStatus | None) -> ev.ServerRepor
         status.max_running,
         status.policy_version,
         decode_share=min(step_s / elapsed_s, 1.0) if elapsed_s > 0 else 1.0,
+        releases_prefixes=status.releases_prefixes,
     )

@@ -30,7 +30,13 @@ from tailrace.channel.metrics import ChannelMetrics
 from tailrace.channel.ports import Address, LinkEvents, LinkLoss, Wire
 from tailrace.log import get_logger
 from tailrace_protos.base import MalformedMessageError, encode
-from tailrace_protos.generation import AbortRequest, GenerateRequest, RequestFrame, TokenChunk
+from tailrace_protos.generation import (
+    AbortRequest,
+    GenerateRequest,
+    ReleasePrefixes,
+    RequestFrame,
+    TokenChunk,
+)
 
 _log = get_logger(__name__)
 
@@ -98,6 +104,11 @@ class ClientLink:
         self._waiting[call_id] = call
         self._metrics.waiting.inc()
         return call
+
+    def release_prefix(self, episode_id: str) -> None:
+        """Sends the release with the next frame, after the aborts of the episode's calls."""
+        self._writer.add(ReleasePrefixes((episode_id,)))
+        self._schedule_flush()
 
     def _has_capacity(self) -> bool:
         return len(self._calls) < self._config.max_outstanding_calls and not self._credit.exhausted
@@ -304,6 +315,12 @@ class LinkedGenerateClient:
         if link is None:
             link = self._open(address)
         return link.start(request)
+
+    def release_prefix(self, address: Address, episode_id: str) -> None:
+        """See `GenerateClient.release_prefix`."""
+        link = self._links.get(address)
+        if link is not None:
+            link.release_prefix(episode_id)
 
     def _open(self, address: Address) -> ClientLink:
         if self._closed:

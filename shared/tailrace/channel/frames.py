@@ -23,6 +23,7 @@ from tailrace_protos.generation import (
     AbortRequest,
     ChunkFrame,
     GenerateRequest,
+    ReleasePrefixes,
     RequestFrame,
     TokenChunk,
 )
@@ -32,12 +33,13 @@ _UINT64, _ARRAY32 = 0xCF, 0xDD
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(RequestFrame)
 _chunk_decoder = msgspec.msgpack.Decoder(ChunkFrame)
-_request_message_decoder: msgspec.msgpack.Decoder[GenerateRequest | AbortRequest] = (
-    msgspec.msgpack.Decoder(GenerateRequest | AbortRequest)
+ClientMessage = GenerateRequest | AbortRequest | ReleasePrefixes
+_request_message_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(
+    ClientMessage
 )
 _chunk_message_decoder = msgspec.msgpack.Decoder(TokenChunk)
 
-M = TypeVar("M", GenerateRequest | AbortRequest, TokenChunk)
+M = TypeVar("M", ClientMessage, TokenChunk)
 Emit = Callable[[bytearray, int, bool], None]  # frame, number of messages, frame exhausts credit
 
 
@@ -130,7 +132,7 @@ class FrameWriter:
         """Number of messages in the current frame."""
         return self._count
 
-    def add(self, message: GenerateRequest | AbortRequest | TokenChunk) -> None:
+    def add(self, message: ClientMessage | TokenChunk) -> None:
         """Encodes a message; emits full frames. Raises `FrameTooLargeError` if it can never fit."""
         buffer = self._buffer
         start = len(buffer)
@@ -145,7 +147,7 @@ class FrameWriter:
         if len(self._buffer) >= self._target_bytes:
             self.emit()
 
-    def check(self, message: GenerateRequest | AbortRequest | TokenChunk) -> None:
+    def check(self, message: ClientMessage | TokenChunk) -> None:
         """Raises `FrameTooLargeError` if `add` would."""
         num_bytes = len(encode(message))
         if self._start + num_bytes > self._max_bytes:
@@ -202,7 +204,7 @@ class _CallIdOnly(msgspec.Struct, frozen=True):
     call_id: str = ""
 
 
-def read_request_frame(data: bytes) -> Envelope[GenerateRequest | AbortRequest]:
+def read_request_frame(data: bytes) -> Envelope[ClientMessage]:
     """Decodes a client's frame; raises `MalformedMessageError` if the frame itself is invalid."""
     try:
         frame = _request_decoder.decode(data)

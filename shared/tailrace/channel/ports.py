@@ -48,6 +48,12 @@ class GenerateClient(Protocol):
         `ChannelClosedError`; the call itself raises later errors.
         """
 
+    def release_prefix(self, address: Address, episode_id: str) -> None:
+        """Tells a server that nobody asks for this episode's context again.
+
+        Nothing answers; without a link to the server it does nothing.
+        """
+
     async def close(self) -> None:
         """Fails the calls in flight, and tells the servers to stop them."""
 
@@ -74,6 +80,9 @@ class GenerateHandler(Protocol):
 
     def abort(self, call_id: str) -> None:
         """Ends a call soon, with a last chunk whose finish reason is `abort`."""
+
+    def release_prefixes(self, episode_ids: tuple[str, ...]) -> None:
+        """Takes a `ReleasePrefixes`."""
 
 
 class LinkLoss(enum.StrEnum):

@@ -10,20 +10,16 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from tailrace.channel.config import ServerChannelConfig
-from tailrace.channel.frames import Envelope, read_request_frame
+from tailrace.channel.frames import ClientMessage, Envelope, read_request_frame
 from tailrace.channel.ports import GenerateHandler, LinkLoss, Wire, WireEvents
 from tailrace.channel.server_link import CallSink, Peer, ServerCalls, ServerLink
 from tailrace.log import get_logger
 from tailrace_protos.base import MalformedMessageError
-from tailrace_protos.generation import (
-    AbortRequest,
-    CallErrorCode,
-    GenerateRequest,
-)
+from tailrace_protos.generation import CallErrorCode, GenerateRequest, ReleasePrefixes
 
 _log = get_logger(__name__)
 
-_Messages = Iterator[GenerateRequest | AbortRequest]
+_Messages = Iterator[ClientMessage]
 
 
 class ServerTransport(Protocol):
@@ -103,9 +99,7 @@ class GenerateServer:
         """Ends the link and tells the client, also one whose link is from before a restart."""
         self._drop(link or self._open(peer), cause, detail)
 
-    def _accept(
-        self, link: ServerLink, frame: Envelope[GenerateRequest | AbortRequest], num_bytes: int
-    ) -> None:
+    def _accept(self, link: ServerLink, frame: Envelope[ClientMessage], num_bytes: int) -> None:
         link.take(num_bytes, frame.received)
         for bad in frame.bad:
             self._metrics.malformed.inc()
@@ -131,6 +125,8 @@ class GenerateServer:
             try:
                 if isinstance(message, GenerateRequest):
                     self._begin(link, message)
+                elif isinstance(message, ReleasePrefixes):
+                    self._handler.release_prefixes(message.episode_ids)
                 else:
                     self._abort(link, message.call_ids)
                 handled = True
@@ -139,7 +135,7 @@ class GenerateServer:
                     self._fail_unhandled(link, message)
                     self._loop.call_soon(self._dispatch, link, messages)
 
-    def _fail_unhandled(self, link: ServerLink, message: GenerateRequest | AbortRequest) -> None:
+    def _fail_unhandled(self, link: ServerLink, message: ClientMessage) -> None:
         sink = link.calls.get(message.call_id) if isinstance(message, GenerateRequest) else None
         if sink is not None:
             sink.fail(CallErrorCode.INTERNAL, "the server could not begin this call; its log says why")

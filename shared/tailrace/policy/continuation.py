@@ -129,7 +129,9 @@ class ContinuingPolicy:
 
     def end(self, episode_id: str) -> None:
         """Ends the episode and frees its lease, even one that was granted too late."""
-        self._places.pop(episode_id, None)
+        place = self._places.pop(episode_id, None)
+        if place is not None:
+            self._client.release_prefix(place.address, episode_id)
         self._placement.release(episode_id)
 
     def generate(self, request: TurnRequest) -> Coroutine[Any, Any, Generation]:
@@ -178,6 +180,9 @@ class ContinuingPolicy:
     ) -> Address:
         episode_id, num_prompt = call.episode_id, len(call.prompt_ids) // 4
         address = await self._placement.lease(episode_id, num_prompt, failed_server_id, stay_at)
+        before = self._places.get(episode_id)
+        if before is not None and before.address != address:
+            self._client.release_prefix(before.address, episode_id)
         self._places[episode_id] = _Place(address)
         return address
 

@@ -75,6 +75,9 @@ class CountingEngine:
     def abort(self, call_id: str) -> None:
         """Calls are over before they could be aborted."""
 
+    def release_prefixes(self, episode_ids: tuple[str, ...]) -> None:
+        """No context is kept."""
+
 
 @dataclass
 class HeldEngine:
@@ -83,6 +86,7 @@ class HeldEngine:
     sinks: dict[str, ChunkSink] = field(default_factory=dict)
     requests: list[GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
     ends_aborted: bool = True
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -97,8 +101,12 @@ class HeldEngine:
             self.sinks[call_id].send(chunk(call_id, 0, 0, FinishReason.ABORT))
         self._changed.set()
 
+    def release_prefixes(self, episode_ids: tuple[str, ...]) -> None:
+        self.released.extend(episode_ids)
+        self._changed.set()
+
     async def until(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-        """Return when `condition` holds after a submit or an abort."""
+        """Return when `condition` holds after a submit, an abort or a release."""
         async with asyncio.timeout(timeout_s):
             while not condition():
                 self._changed.clear()

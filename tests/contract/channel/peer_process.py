@@ -38,6 +38,9 @@ class StallingEngine:
     def abort(self, call_id: str) -> None:
         """This process is here to be killed."""
 
+    def release_prefixes(self, episode_ids: tuple[str, ...]) -> None:
+        """No context is kept."""
+
 
 def say_ready() -> None:
     sys.stdout.write("ready\n")

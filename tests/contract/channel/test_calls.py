@@ -163,6 +163,22 @@ async def test_an_aborted_call_ends_with_what_it_has(ends: Ends) -> None:
     assert generation.token_ids.tolist() == [0, 1, 2]
 
 
+async def test_a_release_follows_the_aborts_of_its_episode_and_needs_no_answer(ends: Ends) -> None:
+    engine = HeldEngine()
+    await ends.serve(engine)
+    client = await ends.client()
+    client.release_prefix(ends.address(), "no link yet")
+    call = client.generate(ends.address(), request("c1"))
+    await engine.got("c1")
+    call.abort()
+    client.release_prefix(ends.address(), "e1")
+    await engine.until(lambda: engine.released == ["e1"])
+    assert engine.aborted == ["c1"]
+    assert (await call.collect()).finish_reason is FinishReason.ABORT
+    client.release_prefix(ends.address(), "e1")
+    await engine.until(lambda: engine.released == ["e1", "e1"])
+
+
 async def test_cancelling_a_collector_aborts_its_call(ends: Ends) -> None:
     engine = HeldEngine()
     await ends.serve(engine)

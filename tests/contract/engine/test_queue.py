@@ -48,3 +48,40 @@ async def test_kept_keys_serve_later_turns_of_their_version_and_are_counted() ->
     fresh = await bench.one([6, 5, 4], 20)
     assert fresh.drift(bench.model).max() < TOLERANCE
     await bench.engine.close()
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_released_contexts_leave_before_older_ones_of_siblings(is_told: bool) -> None:
+    bench = await Bench.start(max_running=NUM_RUNNING, kv_cache_tokens=1024)
+    if not bench.engine.features.releases_prefixes:
+        await bench.engine.close()
+        pytest.skip("this engine cannot be told")
+    shared = [n % 60 for n in range(64)]
+    older = await bench.one([*shared, 1, *range(35)], 100, episode="older")
+    await bench.one([*shared, 2, *range(35)], 100, episode="ended")
+    if is_told:
+        bench.engine.release_prefixes(["ended", "unknown"])
+    for number in range(3):  # together more than what is free, and less with the ended context
+        await bench.one([number + 3] * 240, 10)
+    again = await bench.one([*older.ids, 3], 10, episode="older")
+    assert (again.generation.num_cached_tokens > 180) is is_told
+    assert again.drift(bench.model).max() < TOLERANCE
+    await bench.engine.close()
+
+
+async def test_releases_touch_no_running_call_and_no_shared_prompt() -> None:
+    bench = await Bench.start(max_running=NUM_RUNNING, kv_cache_tokens=1024)
+    if not bench.engine.features.releases_prefixes:
+        await bench.engine.close()
+        pytest.skip("this engine cannot be told")
+    shared = [n % 60 for n in range(64)]
+    running = bench.ask(shared, 180, episode="running")
+    await running.begun.wait()
+    sibling = await bench.one(shared, 10, episode="sibling")
+    bench.engine.release_prefixes(["sibling", "running"])
+    late = await bench.one(shared, 40, episode="late")
+    await all_ended([running])
+    for asked in (running, sibling, late):
+        assert asked.drift(bench.model).max() < TOLERANCE
+    assert late.generation.num_cached_tokens >= 32
+    await bench.engine.close()

@@ -34,6 +34,9 @@ class FakeCalls:
     def abort(self, call_id: str) -> None:
         raise AssertionError(call_id)
 
+    def release_prefixes(self, episode_ids: tuple[str, ...]) -> None:
+        raise AssertionError(episode_ids)
+
 
 @pytest.mark.parametrize(("meant", "leaves"), [("", True), ("now", True), ("before", False)])
 async def test_a_server_leaves_unless_an_earlier_start_of_it_was_meant(

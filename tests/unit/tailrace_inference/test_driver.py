@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -56,6 +56,9 @@ class FakeEngine:
     def abort_all(self) -> None:
         for ids, _ in self.left.values():
             ids.clear()
+
+    def release_prefixes(self, episode_ids: Sequence[str]) -> None:
+        """No context is kept."""
 
     base_version = -1
 

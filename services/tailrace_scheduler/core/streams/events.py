@@ -122,6 +122,7 @@ class ServerReport(Struct, frozen=True, gc=False):
     max_running: int = 0  # 0: unknown, the calibration's
     policy_version: int = -1  # policy version that it serves
     decode_share: float = 1.0  # share of the time in decode steps (the rest is prefill or idle)
+    releases_prefixes: bool = False  # it forgets the contexts of episodes that ended
 
 
 class ServerGone(Struct, frozen=True, gc=False):

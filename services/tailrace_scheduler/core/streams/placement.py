@@ -14,7 +14,9 @@ from tailrace_scheduler.core.streams.records import StreamEpisode, StreamServer
 SLOWEST = 1.5  # times the step of a half-full server
 TRIM_S = 5.0
 THETA_LEAST, THETA_MOST = 0.3, 0.95
-TOO_MUCH, LITTLE = 0.12, 0.1  # share of time that recomputes
+# Share of time that recomputes contexts: above the first a server is given less, below the second more.
+# One that keeps the contexts of ended episodes always evicts some of live ones.
+RELEASING_SHARES, KEEPING_SHARES = (0.05, 0.03), (0.12, 0.1)
 LOWER_EVERY_S, RAISE_EVERY_S = 30.0, 10.0
 CACHED = 0.9  # share of a prefix that makes its server worth staying at
 
@@ -66,11 +68,12 @@ def trim(server: StreamServer, now_s: float) -> bool:
         server.recompute_share += 0.2 * (share - server.recompute_share)
     server.trimmed_s, server.recomputed, refused = now_s, 0, server.refused
     server.refused = False
+    too_much, little = RELEASING_SHARES if server.releases_prefixes else KEEPING_SHARES
     changed_s = max(server.lowered_s, server.raised_s)
-    if server.recompute_share > TOO_MUCH and now_s - changed_s >= LOWER_EVERY_S:
+    if server.recompute_share > too_much and now_s - changed_s >= LOWER_EVERY_S:
         server.theta, server.lowered_s = max(THETA_LEAST, 0.9 * server.theta), now_s
         return True
-    if server.recompute_share < LITTLE and refused and now_s - changed_s >= RAISE_EVERY_S:
+    if server.recompute_share < little and refused and now_s - changed_s >= RAISE_EVERY_S:
         server.theta, server.raised_s = min(THETA_MOST, server.theta + 0.02), now_s
         return True
     return False

@@ -105,6 +105,7 @@ class StreamServer:
     gone: bool = False
     barred: bool = False  # gets nothing new for now
     policy_version: int = -1
+    releases_prefixes: bool = False
     episodes: dict[str, StreamEpisode] = field(default_factory=dict)  # with a place here
     counts: dict[str, FloatArray] = field(default_factory=dict)  # tag -> episodes by bucket
     peak: FloatArray = field(default_factory=lambda: np.zeros(len(GROWTH)))  # F

@@ -46,6 +46,7 @@ class ServerBook:
         server.incarnation, server.policy_version = event.incarnation, event.policy_version
         server.num_running, server.kv_used = event.num_running, event.kv_used_tokens
         server.num_waiting, server.num_preempted = event.num_waiting, event.num_preempted
+        server.releases_prefixes = event.releases_prefixes
         server.recomputed += event.recomputed_tokens
         if event.step_s > 0:
             server.step_s = event.step_s

@@ -44,11 +44,15 @@ class ScriptedClient:
         self.requests: list[GenerateRequest] = []
         self.servers: list[str] = []
         self.aborted: list[str] = []
+        self.released: list[tuple[str, str]] = []  # server id, episode id
         self.feeds: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
+
+    def release_prefix(self, address: Address, episode_id: str) -> None:
+        self.released.append((address.server_id, episode_id))
 
     def generate(self, address: Address, request: GenerateRequest) -> GenerateCall:
         self.requests.append(request)

@@ -89,6 +89,7 @@ async def test_an_episode_stays_on_its_server_and_frees_it_at_its_end() -> None:
     assert world.client.servers == ["s0", "s0"]
     assert world.placement.asked == [("g0.1", "")]
     assert world.placement.released == ["g0.1"]
+    assert world.client.released == [("s0", "g0.1")]
     assert world.placement.calls == [("s0", True), ("s0", True)]
     assert len({request.call_id for request in world.client.requests}) == 2
     assert world.stages.num_generating == 0
@@ -108,6 +109,7 @@ async def test_an_episode_with_a_server_in_its_task_asks_only_after_a_long_pause
     assert world.placement.asked == [("g0.1", "")]
     assert world.placement.contexts == [3]
     assert world.client.servers == ["s7", "s7", "s0"]
+    assert world.client.released == [("s7", "g0.1")]
 
 
 async def test_a_lease_granted_while_nobody_waited_any_more_is_free_too() -> None:

@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.scheduling.policies.sticky import LeastInFlight
 from tailrace.config import ConfigError
 from tailrace_cli.__main__ import app
 from tailrace_cli.simulation.engine import SimEngine, SimTurn
-from tailrace_cli.simulation.records import Fault, SimSettings
+from tailrace_cli.simulation.learner import SimLearner
+from tailrace_cli.simulation.records import Fault, SimEpisode, SimGroup, SimSettings
 from tailrace_cli.simulation.traces import load_trace
-from tailrace_cli.simulation.workload import BUILT_IN
+from tailrace_cli.simulation.workload import BUILT_IN, TurnPlan
 from tailrace_cli.simulation.world import World
 from tailrace_scheduler.core.streams.settings import EngineModel
 
@@ -52,11 +54,61 @@ def test_the_newest_request_is_preempted_and_prefilled_again() -> None:
     assert engine.recomputed == engine.kv == 1500
 
 
-def test_prefixes_of_ended_episodes_stay_until_others_need_their_room() -> None:
-    world = World(SimSettings(**SMALL), BUILT_IN["logn"])  # type: ignore[arg-type]
+@pytest.mark.parametrize("is_told", [True, False])
+def test_prefixes_of_ended_episodes_stay_where_engines_are_not_told(is_told: bool) -> None:
+    settings = SimSettings(**SMALL, releases_prefixes=is_told)  # type: ignore[arg-type]
+    world = World(settings, BUILT_IN["logn"])
     world.run()
     _, num_running, used = world.timeline[-1]
-    assert min(used) > 0.9, (num_running, used)
+    assert (min(used) > 0.9) is not is_told, (num_running, used)
+
+
+def test_released_prefixes_make_room_for_others() -> None:
+    engine = SimEngine("s0", EngineModel(kv_tokens=3000))
+    for name in ("a", "b"):
+        engine.keep_idle(name, 1000)
+    engine.release("b")
+    engine.submit(SimTurn("c", 1500, 0, 10), 0.0)
+    assert (engine.cached("a"), engine.cached("b")) == (1000, 0)
+
+
+def test_tokens_count_in_the_window_in_which_they_were_sampled() -> None:
+    learner = SimLearner(SimSettings(rho=1.0), capacity=1.0)
+    engine = SimEngine("s0", EngineModel())
+    engine.window = (10, 20)
+    group = SimGroup("g0", [], 2)
+    plan = (TurnPlan(100, 10, 1.0), TurnPlan(50, 12, 0.0))
+    for outcome in ("valid", "cut"):
+        episode = SimEpisode(f"g0.{outcome}", plan, group, outcome=outcome)
+        episode.spans = [(engine, 5, 15, 100, 100), (engine, 15, 27, 160, 50)]
+        group.episodes.append(episode)
+    learner.throw(group.episodes[1])
+    learner.take(group)
+    tally = learner.tally
+    assert (tally.trained.sampled, tally.trained.prefilled) == (22, 150)
+    assert (tally.useful.sampled, tally.useful.prefilled) == (10, 50)
+    assert tally.useful.context_sum == sum(110 + n + 0.5 for n in range(-5, 0)) + sum(
+        160 + n + 0.5 for n in range(5)
+    )
+    assert (tally.masked, tally.thrown) == (0.0, 10)
+
+
+def test_efficiency_never_exceeds_the_time_that_engines_worked() -> None:
+    """A learner that is late at the start has many groups to train in the window."""
+    late = run(rho=0.2, policy="mask", steps=2, warmup_steps=5, max_staleness=8)
+    assert late["trained_work"] > late["efficiency"]  # type: ignore[operator]
+    for warmup_steps in (1, 3, 5):
+        made = run(rho=0.2, policy="mask", steps=2, warmup_steps=warmup_steps, max_staleness=8)
+        assert made["efficiency"] <= made["decode"] + made["prefill"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("policy", "is_lost"), [(LeastInFlight, True), (None, False)])
+def test_a_failing_server_costs_a_baseline_the_episodes_it_attracts(
+    policy: type[LeastInFlight] | None, is_lost: bool
+) -> None:
+    faulty = SimSettings(**SMALL | {"servers": 4}, faults=(Fault(0, fails=True),))  # type: ignore[arg-type]
+    made = World(faulty, BUILT_IN["logn"], policy).run()
+    assert (made["lost_groups"] > 0.1) is is_lost
 
 
 def test_idle_prefixes_leave_least_recently_used_first() -> None:
