@@ -25,7 +25,7 @@ fuzz: .venv/ready-dev
 test-camel: .venv/ready-dev .venv-camel/ready
 	$(BIN)/pytest tests/integration/frameworks -k camel
 
-# Agents of 20 frameworks; minutes to install. FRAMEWORK=crewai plays one.
+# Agents of 20 frameworks; minutes to install, then 5 minutes on two cores. FRAMEWORK=crewai plays one.
 test-frameworks: .venv/ready-dev .venv-openai2/ready .venv-openai3/ready .venv-mcp1/ready tests/frameworks/vercel_ai/node_modules
 	$(BIN)/pytest tests/frameworks -n 2 $(if $(FRAMEWORK),-k $(FRAMEWORK))
 

@@ -108,7 +108,7 @@ FRAMEWORKS = (
     Framework("Google ADK", "google-adk", "google_adk_player", OPENAI2),
     Framework("LlamaIndex", "llama-index-core", "llama_index_player", OPENAI2),
     Framework("AutoGen", "autogen-agentchat", "autogen_player", OPENAI2),
-    Framework("Strands", "strands-agents", "strands_player", OPENAI2, streams=False),
+    Framework("Strands", "strands-agents", "strands_player", OPENAI2),
     Framework(
         "instructor",
         "instructor",
@@ -116,7 +116,7 @@ FRAMEWORKS = (
         OPENAI2,
         answers_by_tool,
         num_calls=2,
-        streams=False,
+        streams=False,  # its partial answers are not checked, so it never asks again
     ),
     Framework(
         "DSPy ReAct",
@@ -125,7 +125,6 @@ FRAMEWORKS = (
         OPENAI2,
         fills_fields,
         num_calls=4,
-        streams=False,
         rewrites="each call is a new prompt",
     ),
     Framework(

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tailrace_gateway.core.calls import ModelCalls
 from tailrace_protos.episode import Outcome
 from tests.frameworks.table import FRAMEWORKS, Framework, thinking
 from tests.integration.workflows.conftest import world
@@ -33,6 +35,13 @@ async def test_the_reward_of_an_episode_reaches_every_sampled_token(
         monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")
         monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would ask the Internet for prices
+    begin, streamed = ModelCalls.begin, []
+
+    async def noted(calls: ModelCalls, *call: Any, streams: bool, **more: Any) -> Any:
+        streamed.append(streams)
+        return await begin(calls, *call, streams=streams, **more)
+
+    monkeypatch.setattr(ModelCalls, "begin", noted)
     world.model.reply = thinking(framework.script) if rich else framework.script
     await world.start(
         f"{framework.player}.Player",
@@ -44,6 +53,7 @@ async def test_the_reward_of_an_episode_reaches_every_sampled_token(
     (played,) = (await world.play()).values()
     assert played.outcome is Outcome.OK, played.reason
     assert len(world.model.requests) == framework.num_calls
+    assert set(streamed) == {rich and framework.streams}
     assert [token for row in played.rows for token in trained(row)] == list(chain(*world.sampled()))
     assert {row.reward for row in played.rows} == {1.0}
     assert len(played.rows) == framework.num_rows(rich)

@@ -42,12 +42,14 @@ class StoredDesk:
         if self._looking is not None:
             self._looking.cancel()
 
+    async def offer(self, offer: OutsideOffer) -> bool:
+        """See `OutsideDesk`."""
+        return await self._episodes.offer(offer) == "leased"
+
     async def result_of(
-        self, offer: OutsideOffer, watch: Callable[[float | None], None]
+        self, episode_id: str, watch: Callable[[float | None], None]
     ) -> tuple[float, OutsideResult | None]:
         """See `OutsideDesk`."""
-        episode_id = offer.opening.episode_id
-        await self._episodes.offer(offer)
         new: _Ended = asyncio.get_running_loop().create_future()
         found = self._waiting.setdefault(episode_id, new)
         try:

@@ -4,15 +4,18 @@ The worker offers the row and waits. A gateway leases it to an agent, opens its 
 end.
 
 Invariants: an episode's time counts from its first lease, and its group waits for that; an offer
-outlives its worker: a worker that takes the episode over finds the agent's lease, or its end; an ended
-episode is closed, so that no agent gets it; a worker that drains leaves the offer to the next.
+outlives its worker: a worker that takes the episode over finds the agent's lease, or its end, and gives
+the agent's session its whole time again; an ended episode is closed, so that no agent gets it; a worker
+that drains leaves the offer to the next.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from tailrace.log import get_logger
 from tailrace.sdk.agent_loop import EpisodeEnd, LoopLimits
 from tailrace.sdk.workflow import WorkflowEnd
 from tailrace_agents.core.episode import EpisodeResult
@@ -20,6 +23,7 @@ from tailrace_agents.core.machine import Episode, PlayContext
 from tailrace_agents.core.transcript import SessionTranscript
 from tailrace_agents.core.workflow_player import (
     EpisodeSessions,
+    SessionFailedError,
     WorkflowTerms,
     end_of_session,
     opening_of,
@@ -28,16 +32,21 @@ from tailrace_agents.ports import EpisodeJournal
 from tailrace_protos.episode import EpisodeTask, Outcome
 from tailrace_protos.session import OutsideOffer, OutsideResult, SessionExport, SessionOpened
 
+log = get_logger(__name__)
+
 _UNTIL_LEASED_S = 1e8
 
 
 class OutsideDesk(Protocol):
     """Offers of episodes to outside agents."""
 
+    async def offer(self, offer: OutsideOffer) -> bool:
+        """Offers an episode, or finds its offer; tells whether an agent has it already."""
+
     async def result_of(
-        self, offer: OutsideOffer, watch: Callable[[float | None], None]
+        self, episode_id: str, watch: Callable[[float | None], None]
     ) -> tuple[float, OutsideResult | None]:
-        """Offers an episode, or finds its offer; returns its first lease's time, and the agent's end.
+        """Waits for an offered episode; returns its first lease's time, and the agent's end.
 
         Without an end, the scheduler has closed its group. Calls `watch` with the time of the first
         lease while it waits; what that raises ends the wait, and the offer stays.
@@ -106,16 +115,31 @@ class OutsidePlayer:
                 raise _AgentLateError(f"no agent ended the episode within {timeout_s:g} s")
 
         stages.unleased[task.episode_id] = task.group_id
+        renewal: asyncio.Task[None] | None = None
         try:
-            started_unix_s, found = await self._desk.result_of(offer, watch)
+            if await self._desk.offer(offer):
+                renewal = asyncio.create_task(self._renew_session(offer))
+            started_unix_s, found = await self._desk.result_of(task.episode_id, watch)
         except _AgentLateError as late:
             return EpisodeEnd(Outcome.TIMEOUT, str(late))
         finally:
             stages.unleased.pop(task.episode_id, None)
+            if renewal is not None:
+                renewal.cancel()
         if found is None:
             return EpisodeEnd(Outcome.TIMEOUT, "the scheduler closed its group")
         episode.task = replace(task, deadline_unix_s=started_unix_s + timeout_s)
         return await self._end_of(episode, found)
+
+    async def _renew_session(self, offer: OutsideOffer) -> None:
+        """Opens the session of an agent that outlived a stop or a worker again, with the whole time."""
+        opening = offer.opening
+        deadline_unix_s = self._context.clock.unix_s() + offer.timeout_s
+        limits = replace(opening.limits, deadline_unix_s=deadline_unix_s)
+        try:
+            await self._sessions.open(replace(opening, limits=limits), anew=False)
+        except SessionFailedError as error:  # the agent's next lease opens it
+            log.warning("session not renewed", episode_id=opening.episode_id, reason=str(error))
 
     async def _end_of(self, episode: Episode, found: OutsideResult) -> EpisodeEnd:
         episode.transcript = transcript = SessionTranscript()

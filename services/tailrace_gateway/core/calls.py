@@ -139,6 +139,8 @@ class ModelCalls:
     async def _sample(
         self, session: Session, call: ModelCall, name: str, running: InFlightCall
     ) -> Completion:
+        if self._is_late(session):  # another replica may have given it more time
+            session, _ = await self._sessions.refresh(session.session_id)
         self._require_open(session)
         prompts = await self._prompter.prompts_at_hand(session, call)
         if not prompts:
@@ -150,8 +152,11 @@ class ModelCalls:
     def _require_open(self, session: Session) -> None:
         if not session.is_open:
             raise SessionOverError(f"the session {session.session_id!r} takes no more calls")
-        if session.record.limits.deadline_unix_s <= self._clock.unix_s():
+        if self._is_late(session):
             raise session.deadline_error()
+
+    def _is_late(self, session: Session) -> bool:
+        return session.record.limits.deadline_unix_s <= self._clock.unix_s()
 
     async def drain(self, grace_s: float) -> None:
         """Let calls finish within `grace_s`, then cancel the rest."""

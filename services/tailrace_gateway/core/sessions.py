@@ -84,7 +84,7 @@ class Sessions:
             return fresh
         known = self.known(record.episode_id)
         if known is not None and known.nonce == kept:
-            known.record, known.sampling = record, self._sampling(record.sampling)
+            self._renew(known, record)
         return self.key_of(record.episode_id, kept)
 
     def key_of(self, session_id: str, nonce: str) -> str:
@@ -140,7 +140,9 @@ class Sessions:
         if stored is None:
             raise SessionOverError(f"the session {session_id!r} was closed")
         try:
-            session = self._sessions.get(session_id) or self._begin_stored(session_id, stored)
+            record = _record_of(session_id, stored)
+            session = self._sessions.get(session_id) or self._begin(record, stored.nonce)
+            self._renew(session, record)  # another replica may have opened it again
             session.apply(stored.entries, num_known)
         except MALFORMED as error:
             raise await self.set_aside(session_id, stored.nonce, error) from error
@@ -200,11 +202,6 @@ class Sessions:
             if is_idle or now_unix_s > session.record.limits.deadline_unix_s + self.identity.idle_s:
                 self.forget(session_id)
 
-    def _begin_stored(self, session_id: str, stored: SessionState) -> Session:
-        if stored.record.episode_id != session_id:
-            raise ValueError(f"its record is that of {stored.record.episode_id!r}")
-        return self._begin(stored.record, stored.nonce)
-
     def _begin(self, record: OpenSession, nonce: str) -> Session:
         hashed = key_hash(self.key_of(record.episode_id, nonce))
         sampling = self._sampling(record.sampling)
@@ -214,6 +211,10 @@ class Sessions:
         self._policy.begin(record.episode_id)
         return session
 
+    def _renew(self, session: Session, record: OpenSession) -> None:
+        if record != session.record:
+            session.record, session.sampling = record, self._sampling(record.sampling)
+
     def _sampling(self, params: SamplingParams) -> SamplingParams:
         stop_ids = tuple(sorted({*params.stop_token_ids, *self.identity.stop_token_ids}))
         return msgspec.structs.replace(params, stop_token_ids=stop_ids)
@@ -221,6 +222,13 @@ class Sessions:
     def _in_use(self, session: Session) -> Session:
         session.last_used_s = self._clock.monotonic_s()
         return session
+
+
+def _record_of(session_id: str, stored: SessionState) -> OpenSession:
+    record = stored.record
+    if record.episode_id != session_id:
+        raise ValueError(f"its record is that of {record.episode_id!r}")
+    return record
 
 
 def _store_error(error: StoreError) -> UnavailableError:

@@ -39,7 +39,7 @@ class StoredSession:
 
     @property
     def record(self) -> OpenSession:
-        """Decodes the record of the open; it never changes."""
+        """Decodes the record of the newest open."""
         return decode(self.encoded_record, OpenSession)
 
 
@@ -161,10 +161,16 @@ class OutsideEpisodes:
         self._pipeline = redis.pipeline
         self._prefix = redis_prefix(run)
 
-    async def offer(self, offer: OutsideOffer) -> None:
-        """Offers an episode; one that was offered before keeps its lease and its result."""
+    async def offer(self, offer: OutsideOffer) -> str:
+        """Offers an episode and returns its state.
+
+        One that was offered before keeps its result, and its lease, whose time begins anew.
+        """
         episode_id, encoded = offer.opening.episode_id, encode(offer)
-        await self._run("offer", episode_id, encoded, offer.lease_s, time.time(), OFFER_S)
+        state: bytes = await self._run(
+            "offer", episode_id, encoded, offer.lease_s, time.time(), OFFER_S
+        )
+        return state.decode()
 
     async def lease(self, holder: str) -> OutsideLease | None:
         """Leases an episode: the holder's own if it has one, else the oldest that waits."""

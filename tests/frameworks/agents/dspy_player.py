@@ -13,4 +13,7 @@ class Player:
         model = dspy.LM("openai/policy", api_base=base_url, api_key=api_key, cache=False)
         react = dspy.ReAct("question -> answer", [double], max_iters=4)
         with dspy.context(lm=model, adapter=dspy.ChatAdapter()):
-            return reward((await react.acall(question=data["prompt"])).answer)
+            if not data["stream"]:
+                return reward((await react.acall(question=data["prompt"])).answer)
+            told = [each async for each in dspy.streamify(react)(question=data["prompt"])]
+            return reward(told[-1].answer)  # chunks came before it

@@ -1,4 +1,4 @@
-"""Strands' agent; it always streams."""
+"""Strands' agent."""
 
 from typing import Any
 
@@ -11,6 +11,7 @@ class Player:
     """Plays one row."""
 
     async def run(self, data: dict[str, Any], *, base_url: str, api_key: str) -> float:
-        model = OpenAIModel(client_args={"base_url": base_url, "api_key": api_key}, model_id="policy")
+        access = {"base_url": base_url, "api_key": api_key}
+        model = OpenAIModel(client_args=access, model_id="policy", stream=data["stream"])
         agent = Agent(model, system_prompt=SYSTEM, tools=[tool(double)], callback_handler=None)
         return reward(await agent.invoke_async(data["prompt"]))

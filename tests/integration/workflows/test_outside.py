@@ -194,6 +194,42 @@ async def test_a_dead_worker_and_a_dead_gateway_leave_the_agents_episode_alone(
     assert sorted(one.metrics["num_calls"] for one in played.values()) == [1, 2]
 
 
+async def test_an_agent_that_outlives_a_stop_goes_on_after_its_old_deadline(
+    world: WorkflowWorld,
+) -> None:
+    for replica in ("gateway-0", "gateway-1"):
+        await world.gateway.start_gateway(replica)
+    opened = await world.gateway.open("probe")
+    urls = (opened.base_url, await other_url(world.gateway, opened.base_url))
+    settings = world.settings("", **OUTSIDE, timeout_s=8.0, lease_s=1.0)
+    worker = world.agents.spawn_agents("w0", **settings)
+    desk = Desk(world, world.gateway.http(opened, ADMIN_KEY))
+    await world.admit(timeout_s=600.0)
+    leased = await desk.lease(agent="a", wait_s=30)
+    players = [await desk.play({**leased, "base_url": url}) for url in urls]
+    await desk.lease(agent="a", keep_session=True)  # its calls are seen: they prolong nothing
+    worker.kill()
+    await eventually(lambda: time.time() > leased["deadline_unix_s"])
+
+    async def answers() -> set[int]:
+        calls = [one.post("chat/completions", json={"messages": [USER]}) for one in players]
+        return {answer.status_code for answer in await asyncio.gather(*calls)}
+
+    assert await answers() == {410}
+    settings = world.settings("", **OUTSIDE, timeout_s=600.0, lease_s=600.0)
+    await world.agents.start_agents("w1", **settings)
+    session = f"sessions/{leased['episode_id']}"
+    async with asyncio.timeout(60.0):
+        while (await desk.admin.get(session)).json()["deadline_unix_s"] < time.time() + 300.0:
+            await asyncio.sleep(0.05)
+    assert (await desk.admin.post("episodes", json={"agent": "b"})).status_code == 204
+    assert await answers() == {200}
+    assert (await end(players[0], reward=1.0)).status_code == 200
+    (played,) = (await world.agents.trajectories(1)).values()
+    assert (played.outcome, played.reward) == (Outcome.OK, 1.0)
+    assert played.metrics["num_calls"] == 4
+
+
 async def test_a_draining_worker_leaves_its_offers_to_the_next_one(world: WorkflowWorld) -> None:
     await world.gateway.start_gateway()
     settings = world.settings("", **OUTSIDE)

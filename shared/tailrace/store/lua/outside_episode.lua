@@ -18,8 +18,8 @@ end
 
 local operations = {}
 
--- offer, lease_s, now, lifetime in s: an episode that was offered before keeps its state, and its time begins
--- anew: the run may have been stopped. Returns the state.
+-- offer, lease_s, now, lifetime in s: an episode that was offered before keeps its state, and its time and its
+-- lease begin anew: the run may have been stopped. Returns the state.
 function operations.offer(offer, lease_s, now, lifetime_s)
   local state = redis.call('HGET', one, 'state')
   if not state or state == 'over' then
@@ -30,6 +30,7 @@ function operations.offer(offer, lease_s, now, lifetime_s)
   end
   redis.call('HSET', one, 'state', state, 'offer', offer, 'lease_s', lease_s)
   if redis.call('HEXISTS', one, 'started') == 1 then redis.call('HSET', one, 'started', now) end
+  if state == 'leased' then redis.call('ZADD', leased, now + lease_s, id) end
   redis.call('EXPIRE', one, lifetime_s)
   return state
 end
