@@ -114,15 +114,17 @@ def _gateway(run: str) -> Rights:
 
 
 def _tools(run: str) -> Rights:
-    return [], _any_tool(run)
+    """`*` is one token: no foreign worker hears, or answers, what is for a sandbox alone."""
+    return [], [subjects.tool(">"), subjects.tool(">", run), subjects.tool_worker("*")]
 
 
 def _sandbox(run: str) -> Rights:
-    return [], [*_served(SANDBOX_TOOLS, run), subjects.tool_worker("*")]
+    return [], [*_served(SANDBOX_TOOLS, run), subjects.tool_worker("sandbox.*")]
 
 
 def _any_tool(run: str) -> list[str]:
-    return [subjects.tool(">"), subjects.tool(">", run), subjects.tool_worker("*")]
+    """Rights of callers."""
+    return [subjects.tool(">"), subjects.tool(">", run), subjects.tool_worker(">")]
 
 
 def _inference(run: str) -> Rights:

@@ -139,6 +139,10 @@ async def test_tool_workers_serve_the_granted_names_alone(tmp_path: Path) -> Non
         ("sandbox", f"{RUN}.tool.search"),
         ("sandbox", "tool.search"),
         ("tools", f"{RUN}.tool.python"),
+        ("tools", "tool_worker.sandbox.s0"),  # calls of sessions
+        ("tools", "tool_worker.*.s0"),
+        ("tools", "tool_worker.>"),
+        ("sandbox", "tool_worker.w0"),
         *((user, ">") for user in SERVICE_USERS),
         *((user, "$SYS.>") for user in SERVICE_USERS),
         *((user, "_INBOX.>") for user in SERVICE_USERS),
@@ -174,6 +178,8 @@ async def answer_to(client: Client, subject: str) -> nats.aio.msg.Msg:
         ("agents", "tools", "tool.search"),
         ("agents", "sandbox", f"{RUN}.tool.python"),
         ("cli", "tools", "tool_worker.w0"),
+        ("agents", "sandbox", "tool_worker.sandbox.s0"),
+        ("reward", "sandbox", "tool_worker.sandbox.s0"),
     ],
 )
 async def test_a_request_and_its_reply_pass(
