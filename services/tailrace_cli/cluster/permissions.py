@@ -36,10 +36,13 @@ SANDBOX_TOOLS = ("python", "shell", "python_session")
 
 
 def _denied(user: str, run: str) -> dict[str, list[str]]:
-    """Names that foreign tool workers may not take from the sandbox."""
+    """What foreign tool workers may not take from the sandbox: its names, and what is for it alone.
+
+    nats-server lets a user with `a.*` listen to `a.>`; only a denied subject keeps `a.b.c` from it.
+    """
     if user != "tools":
         return {}
-    return {"deny": _served(SANDBOX_TOOLS, run)}
+    return {"deny": [*_served(SANDBOX_TOOLS, run), subjects.tool_worker("*.>")]}
 
 
 def _served(names: Sequence[str], run: str = "") -> list[str]:
@@ -114,7 +117,7 @@ def _gateway(run: str) -> Rights:
 
 
 def _tools(run: str) -> Rights:
-    """`*` is one token: no foreign worker hears, or answers, what is for a sandbox alone."""
+    """See also `_denied`."""
     return [], [subjects.tool(">"), subjects.tool(">", run), subjects.tool_worker("*")]
 
 

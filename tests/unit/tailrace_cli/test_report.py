@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from tailrace_agents.adapters.kept_episodes import KeptEpisode
 from tailrace.config import ConfigError
+from tailrace_agents.adapters.kept_episodes import KeptEpisode
 from tailrace_cli.__main__ import app
 from tailrace_cli.launch import command_line
 from tailrace_cli.reporting.digest import RunDigest
