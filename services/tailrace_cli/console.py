@@ -1,10 +1,38 @@
-"""The terminal's console: it prints texts as they are, square brackets and colons included."""
+"""The terminal's console: it prints texts as they are, square brackets and colons included.
 
+Models, tools and logs write much of what is printed. No text of theirs may move the cursor, change the
+title, write to the clipboard or turn the direction of letters: its control characters are shown.
+"""
+
+from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+# Control characters but tab and line feed, and marks of direction: as pictures (C0), else as U+FFFD.
+_DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C)
+_SHOWN = {
+    **{code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)},
+    0x7F: 0x2421,
+    **dict.fromkeys((*range(0x80, 0xA0), *_DIRECTIONS), 0xFFFD),
+}
+
+
+class _SafeConsole(Console):
+    """Console whose renderables reach the terminal without control characters."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Segments of a renderable; those that rich makes to control the terminal stay."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(segment.text.translate(_SHOWN), segment.style)
 
 
 def plain_console(**options: Any) -> Console:
     """Console without markup, emoji names and guessed colours; `options` are those of rich."""
-    return Console(markup=False, highlight=False, emoji=False, **options)
+    return _SafeConsole(markup=False, highlight=False, emoji=False, **options)

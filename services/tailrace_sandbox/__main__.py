@@ -24,7 +24,8 @@ class _Process:
         self._worker: ToolWorker | None = None
         self._run = args.run.exp_name
         # New at each start: callers never trust a worker again that they found dead.
-        self._worker_id = f"{args.instance_id}-{uuid.uuid4().hex[:8]}"
+        # A subject of two tokens, which no other tool worker may listen to.
+        self._worker_id = f"sandbox.{args.instance_id}-{uuid.uuid4().hex[:8]}"
         self.service = Service(
             "sandbox",
             args.run,

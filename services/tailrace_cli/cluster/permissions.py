@@ -36,10 +36,13 @@ SANDBOX_TOOLS = ("python", "shell", "python_session")
 
 
 def _denied(user: str, run: str) -> dict[str, list[str]]:
-    """Names that foreign tool workers may not take from the sandbox."""
+    """What foreign tool workers may not take from the sandbox: its names, and what is for it alone.
+
+    nats-server lets a user with `a.*` listen to `a.>`; only a denied subject keeps `a.b.c` from it.
+    """
     if user != "tools":
         return {}
-    return {"deny": _served(SANDBOX_TOOLS, run)}
+    return {"deny": [*_served(SANDBOX_TOOLS, run), subjects.tool_worker("*.>")]}
 
 
 def _served(names: Sequence[str], run: str = "") -> list[str]:
@@ -114,15 +117,17 @@ def _gateway(run: str) -> Rights:
 
 
 def _tools(run: str) -> Rights:
-    return [], _any_tool(run)
+    """See also `_denied`."""
+    return [], [subjects.tool(">"), subjects.tool(">", run), subjects.tool_worker("*")]
 
 
 def _sandbox(run: str) -> Rights:
-    return [], [*_served(SANDBOX_TOOLS, run), subjects.tool_worker("*")]
+    return [], [*_served(SANDBOX_TOOLS, run), subjects.tool_worker("sandbox.*")]
 
 
 def _any_tool(run: str) -> list[str]:
-    return [subjects.tool(">"), subjects.tool(">", run), subjects.tool_worker("*")]
+    """Rights of callers."""
+    return [subjects.tool(">"), subjects.tool(">", run), subjects.tool_worker(">")]
 
 
 def _inference(run: str) -> Rights:

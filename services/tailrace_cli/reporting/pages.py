@@ -97,9 +97,20 @@ class RunReport:
         )
 
 
+def _distinct(runs: Sequence[RunFolder]) -> dict[str, RunFolder]:
+    """Runs by name, by path where several have the same name."""
+    times = Counter(run.path.name for run in runs)
+    return {run.path.name if times[run.path.name] == 1 else str(run.path): run for run in runs}
+
+
 def write_comparison(runs: Sequence[RunFolder], path: Path) -> Path:
-    """Write a page that compares runs, in their order; returns its path."""
-    metrics = {run.path.name: read_metrics(run.path) for run in runs}
+    """Write a page that compares runs, in their order; returns its path.
+
+    Runs of one name are named by their folders; a run that is given twice is shown once.
+    """
+    runs = list({run.path.resolve(): run for run in runs}.values())
+    names = _distinct(runs)
+    metrics = {name: read_metrics(run.path) for name, run in names.items()}
     digests = [RunDigest(run.path / "events.jsonl") for run in runs]
     for digest in digests:
         digest.read_on()
@@ -115,7 +126,7 @@ def write_comparison(runs: Sequence[RunFolder], path: Path) -> Path:
         title="Comparison of runs",
         names=list(metrics),
         figures=figures,
-        differences=differences({run.path.name: run.settings for run in runs}),
+        differences=differences({name: run.settings for name, run in names.items()}),
         data=_json({"panels": curves(metrics, COMPARED)}),
     )
 

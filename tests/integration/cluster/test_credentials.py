@@ -139,6 +139,9 @@ async def test_tool_workers_serve_the_granted_names_alone(tmp_path: Path) -> Non
         ("sandbox", f"{RUN}.tool.search"),
         ("sandbox", "tool.search"),
         ("tools", f"{RUN}.tool.python"),
+        ("tools", "tool_worker.sandbox.s0"),  # calls of sessions
+        ("tools", "tool_worker.*.s0"),
+        ("sandbox", "tool_worker.w0"),
         *((user, ">") for user in SERVICE_USERS),
         *((user, "$SYS.>") for user in SERVICE_USERS),
         *((user, "_INBOX.>") for user in SERVICE_USERS),
@@ -152,6 +155,18 @@ async def test_listening_to_what_is_for_others_is_refused(
     await flush(client)
     await asyncio.wait_for(guarded.refusal.wait(), 5)
     assert "permissions violation" in guarded.refused[0].lower()
+
+
+async def test_a_tool_worker_that_listens_to_all_workers_hears_no_call_of_a_sandbox_session(
+    guarded: Guarded,
+) -> None:
+    curious, agents = await guarded.connect("tools"), await guarded.connect("agents")
+    heard = await curious.subscribe("tool_worker.>")
+    await flush(curious)
+    await agents.publish("tool_worker.sandbox.s0", b"secret")
+    await agents.publish("tool_worker.w0", b"for foreign workers")
+    assert (await heard.next_msg(5)).data == b"for foreign workers"
+    assert guarded.refused == []
 
 
 async def answer_to(client: Client, subject: str) -> nats.aio.msg.Msg:
@@ -174,6 +189,8 @@ async def answer_to(client: Client, subject: str) -> nats.aio.msg.Msg:
         ("agents", "tools", "tool.search"),
         ("agents", "sandbox", f"{RUN}.tool.python"),
         ("cli", "tools", "tool_worker.w0"),
+        ("agents", "sandbox", "tool_worker.sandbox.s0"),
+        ("reward", "sandbox", "tool_worker.sandbox.s0"),
     ],
 )
 async def test_a_request_and_its_reply_pass(

@@ -12,12 +12,13 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from tailrace.config import ConfigError
 from tailrace_agents.adapters.kept_episodes import KeptEpisode
 from tailrace_cli.__main__ import app
 from tailrace_cli.launch import command_line
 from tailrace_cli.reporting.digest import RunDigest
 from tailrace_cli.reporting.episodes import chosen_episodes
-from tailrace_cli.reporting.pages import RunReport, differences
+from tailrace_cli.reporting.pages import RunReport, differences, write_comparison
 from tailrace_cli.run_folders import RunFolder
 from tailrace_protos.chat import ChatMessage, ToolCall
 from tailrace_protos.episode import Outcome
@@ -153,6 +154,23 @@ def test_several_runs_are_compared_on_one_page(tmp_path: Path) -> None:
     text = " ".join(re.sub(r"<[^>]*>", " ", page.read_text()).split())
     assert "0.500 from 0.250 0.750 from 0.250" in text
     assert "learner.pg_clip 0.5 0.75" in text
+
+
+def test_runs_of_one_name_are_told_apart_and_a_run_given_twice_is_shown_once(tmp_path: Path) -> None:
+    runs = [RunFolder(make_run(tmp_path / folder, "lake")) for folder in ("a", "b", "c")]
+    page = write_comparison([*runs[:2], runs[0]], tmp_path / "both.html").read_text()
+    assert [page.count(f">{run.path}</th>") > 0 for run in runs] == [True, True, False]
+    assert (
+        len(json.loads(page.partition('id="data">')[2].partition("<")[0])["panels"][0]["labels"]) == 2
+    )
+
+
+def test_a_page_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot write .*nowhere/x.html: No such file"):
+        CliRunner().invoke(
+            app, ["report", str(folder), "-o", f"{tmp_path}/nowhere/x.html"], catch_exceptions=False
+        )
 
 
 def test_only_settings_that_differ_are_listed() -> None:
