@@ -6,7 +6,8 @@ beside a plain TCP socket. The deltas are those between consecutive AdamW steps,
 a learning rate of 1e-6 (no weight decay) of a Qwen3 of 13 million parameters in float32, published as
 bfloat16; its weights are random with the usual deviation of 0.02, the text is the pages of `docs/`. The
 very first steps of AdamW move every element by the whole rate: such a delta stands beside. Simulated
-and real servers fetch along the relay tree; `benchmarks/weights/pauses.py` measures pauses of engines.
+and real servers fetch along the relay tree. `benchmarks/weights/pauses.py` measures pauses of engines,
+and `benchmarks/weights/updates.py` the log-probabilities of tokens around 20 updates in a row.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks.results import Results, median
+from benchmarks.results import RESULTS_DIR, Results, Target, median
 from benchmarks.weights.servers import transfer
 from benchmarks.weights.simulation import Links, transfer_s
 from tailrace.weights import TensorBytes
@@ -37,12 +39,18 @@ from tailrace.weights.segment import SegmentFolder, map_segment, open_segment
 from tailrace.weights.tensors import fill, layout, verify
 from tailrace_protos.weights import WeightManifest, WeightSource
 
-DOCS = Path(__file__).parents[1] / "docs"
-VLLM_PYTHON = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
+ROOT = Path(__file__).parents[1]
+PYTHONS = {
+    "torch": Path(sys.executable),
+    "vllm": ROOT / ".venv-vllm" / "bin" / "python",
+    "sglang": ROOT / ".venv-sglang" / "bin" / "python",
+}
+DOCS = ROOT / "docs"
 NUM_ROUNDS = 5
 SIMULATED = (1, 2, 4, 8, 64, 256, 1024, 4096)
 FIRST_STEPS, LATER_STEPS = range(2), range(40, 46)
 TENSOR_BYTES = 32 << 20
+_PROMISED = ("torch", "vllm")  # engines with a target for their pauses
 Version = tuple[WeightManifest, memoryview]
 
 
@@ -232,38 +240,78 @@ def measure_servers(results: Results, num_bytes: int) -> None:
         )
 
 
+def engine_figures(module: str) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """Runs a module of `benchmarks.weights` for each engine and each way to keep keys and values."""
+    for engine, python in PYTHONS.items():
+        for kv in ("keep", "recompute"):
+            command = [str(python), "-m", f"benchmarks.weights.{module}", engine, kv]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+            lines = done.stdout.splitlines()
+            yield engine, kv, json.loads(next(line for line in lines if line.startswith("{")))
+
+
 def measure_pauses(results: Results) -> None:
-    """Pauses at updates and tokens per second while staging, for each engine with an environment."""
-    pythons = {"torch": Path(sys.executable), "vllm": VLLM_PYTHON}
-    sides = [(engine, kv) for engine in pythons for kv in ("keep", "recompute")]
-    for engine, kv in sides:
-        if not pythons[engine].exists():
-            continue
-        command = [str(pythons[engine]), "-m", "benchmarks.weights.pauses", engine, kv]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-        found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    """Pauses at updates, and tokens per second while staging."""
+    for engine, kv, found in engine_figures("pauses"):
         share = found["tokens_per_s_staging"] / found["tokens_per_s"]
-        engine = f"{engine}, kv_on_update {kv}"
-        results.add(what=f"{engine}: updates", **found, share_while_staging=share)
-        for kind in ("p50", "p99"):
+        what = f"{engine}, kv_on_update {kv}"
+        results.add(what=f"{what}: updates", **found, share_while_staging=share)
+        for kind in ("p50", "p99") if engine in _PROMISED else ():
             more_ms = found[f"pause_{kind}_ms"] - found[f"swap_{kind}_ms"]
-            results.at_most(f"{engine}: pause beyond the swap, {kind}, ms", more_ms, 10.0)
-        results.at_least(f"{engine}: tokens/s while staging, share of without", share, 0.9)
+            results.at_most(f"{what}: pause beyond the swap, {kind}, ms", more_ms, 10.0)
+        results.at_least(f"{what}: tokens/s while staging, share of without", share, 0.9)
+
+
+def measure_updates(results: Results) -> None:
+    """Log-probabilities of 64 calls around 20 updates, beside the forward of the right version."""
+    for engine, kv, found in engine_figures("updates"):
+        what = f"{engine}, kv_on_update {kv}"
+        results.add(what=f"{what}: 64 calls, 20 updates", **found)
+        results.at_most(f"{what}: calls interrupted by updates", found["num_interrupted"], 0.0)
+        if kv == "recompute":
+            beyond = found["share_beyond_noise"]
+            results.at_most(f"{what}: share of tokens beyond noise of their version", beyond, 0.0)
+
+
+PARTS: dict[str, Callable[[Results, int], None]] = {
+    "deltas": lambda results, _: measure_deltas(results),
+    "shared": measure_shared_memory,
+    "network": measure_network,
+    "simulation": lambda results, _: measure_simulation(results),
+    "servers": lambda results, num_bytes: measure_servers(results, num_bytes // 4),
+    "pauses": lambda results, _: measure_pauses(results),
+    "updates": lambda results, _: measure_updates(results),
+}
+
+
+def keep_other_parts(results: Results, parts: list[str]) -> None:
+    """Takes the rows and targets of parts that were measured before and are not measured now."""
+    path = RESULTS_DIR / "weights.json"
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    others = {*PARTS} - {*parts}
+    results.rows += [row for row in content.get("rows", ()) if row.get("part") in others]
+    measured = {target.what for target in results.targets}
+    targets = msgspec.convert(content.get("targets", []), list[Target])
+    results.targets += [target for target in targets if target.what not in measured]
 
 
 def main() -> int:
     """Measure, print the table and write it; the exit code says whether the targets hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=512, help="size of a transferred version")
-    num_bytes = parser.parse_args().mib << 20
+    parser.add_argument("--parts", choices=PARTS, nargs="+", default=[*PARTS], help="the others stay")
+    chosen = parser.parse_args()
     torch.set_num_threads(2)
-    results = Results("weights", ("tailrace", "torch", "zstandard", "pyzmq", "xxhash"))
-    measure_deltas(results)
-    measure_shared_memory(results, num_bytes)
-    measure_network(results, num_bytes)
-    measure_simulation(results)
-    measure_servers(results, num_bytes // 4)
-    measure_pauses(results)
+    packages = ("tailrace", "torch", "zstandard", "pyzmq", "xxhash")
+    results = Results("weights", packages)
+    for part in chosen.parts:
+        of_part = Results("weights", packages)
+        PARTS[part](of_part, chosen.mib << 20)
+        for row in of_part.rows:
+            results.add(part=part, **row)
+        results.targets += of_part.targets
+    if {*chosen.parts} != {*PARTS}:
+        keep_other_parts(results, chosen.parts)
     results.show()
     results.write()
     return results.exit_code

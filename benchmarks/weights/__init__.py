@@ -1,1 +1,1 @@
-"""Parts of `make bench-weights`: the relay tree simulated, real servers, and pauses of engines."""
+"""Parts of `make bench-weights`: the relay tree simulated, real servers, and updates of engines."""

@@ -1,8 +1,12 @@
-"""A real run whose learner and servers take turns on the machine."""
+"""A real run whose learner and servers take turns on the machine.
+
+`TAILRACE_ENGINE` names the engine of the servers, see `make test-engines`.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,11 +14,12 @@ import pytest
 from tests.audit import build_ledger, check_ledger
 from tests.e2e.runs import command, run
 
+ENGINE = os.environ.get("TAILRACE_ENGINE", "torch")
 NUM_STEPS = 4
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_servers_sleep_in_each_step_and_nothing_is_lost(tmp_path: Path) -> None:
     argv = command(
         "train",
@@ -23,11 +28,12 @@ def test_servers_sleep_in_each_step_and_nothing_is_lost(tmp_path: Path) -> None:
         "eval_steps=2",
         "save_steps=2",
         "learner.warm_start.num_steps=5",
+        f"inference.engine={ENGINE}",
         "cluster.num_inference_servers=2",
         output_dir=tmp_path,
         exp_name="turns",
     )
-    result = run(argv, timeout_s=350.0)
+    result = run(argv, timeout_s=550.0)
     assert result.returncode == 0, result.stdout + result.stderr
     run_dir = tmp_path / "turns"
     ledger = build_ledger(run_dir)

@@ -25,7 +25,8 @@ _OURS = {
     "sampling_backend",
 }  # fmt: skip
 _REFUSED = {
-    "speculative_algorithm": "log-probabilities of speculated tokens are not those of the policy",
+    "speculative_algorithm": "SGLang checks drafts without Tailrace's sampler, and on a CPU takes the "
+    "likeliest token at any temperature",
     "enable_lora": "adapters are merged into the weights",
 }
 
