@@ -1,8 +1,9 @@
 """Tokenizer for a tiny model of Sokoban: the cells around the player, and offsets.
 
 It reads boards of `view_radius: 2` in rooms of at most eight rows and columns, with at most two boxes:
-a row of five cells is two tokens, and each place in the line of `offsets` is one. So is each action
-word. Other boards have one token per cell.
+a row of five cells is two tokens, and each place in the line of `offsets` is two, its rows and its
+columns, so that what is learnt about one direction holds at every place. Each action word is a token.
+Other boards have one token per cell.
 """
 
 from itertools import product
@@ -38,10 +39,9 @@ def row_tokens() -> list[str]:
 
 
 def offset_tokens() -> list[str]:
-    """Offsets, those of the first box and of the first goal with their letter."""
+    """Rows, those of the first box and of the first goal with their letter; and columns."""
     lengths = range(-LONGEST_OFFSET, LONGEST_OFFSET + 1)
-    offsets = [f"{down},{right}" for down, right in product(lengths, repeat=2)]
-    return [f"{before}{offset}" for before in ("X ", " O ", " ") for offset in offsets]
+    return [f"{before}{length}" for before in ("X ", " O ", " ", ",") for length in lengths]
 
 
 def _can_occur(part: str) -> bool:

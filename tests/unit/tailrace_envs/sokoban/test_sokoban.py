@@ -72,7 +72,7 @@ def test_offsets_of_boxes_and_goals_from_the_player_stand_below_the_board() -> N
 
 
 @pytest.mark.parametrize("num_boxes", [1, 2])
-def test_the_tokenizer_reads_a_row_as_two_tokens_and_an_offset_as_one(
+def test_the_tokenizer_reads_a_row_and_an_offset_as_two_tokens_each(
     num_boxes: int, tmp_path: Path
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(build_sokoban_tokenizer(tmp_path))
@@ -82,7 +82,7 @@ def test_the_tokenizer_reads_a_row_as_two_tokens_and_an_offset_as_one(
         for word in ("Up", "Left", "Down", "Right", "Right", "Up"):
             token_ids = tokenizer.encode(text)
             assert tokenizer.unk_token_id not in token_ids
-            assert (len(token_ids), tokenizer.decode(token_ids)) == (10 + 2 * num_boxes + 1, text)
+            assert (len(token_ids), tokenizer.decode(token_ids)) == (10 + 4 * num_boxes + 1, text)
             text, _, terminated, *_ = env.step(word)
             if terminated:
                 break

@@ -12,9 +12,10 @@ from tailrace.config import ConfigError
 from tailrace_envs import make_env
 from tailrace_envs.webshop.catalogue import Instruction, Product, read_catalogue
 from tailrace_envs.webshop.environment import WebShopText
-from tailrace_envs.webshop.generated import generate_products
-from tailrace_envs.webshop.goals import MAX_COMBINATIONS, make_goals
+from tailrace_envs.webshop.generated import NUM_TITLES, generate_products
+from tailrace_envs.webshop.goals import MAX_COMBINATIONS, is_held_out_product, make_goals
 from tailrace_envs.webshop.public import UNKNOWN_PRICE, price_of
+from tailrace_envs.webshop.shop import words_of
 from tests.unit.tailrace_envs.webshop.catalogues import write_catalogue
 
 PUBLISHED: list[dict[str, Any]] = [
@@ -189,6 +190,21 @@ def test_everything_asked_for_of_a_generated_product_can_be_searched_for() -> No
         words = set(product.text.split())
         assert words >= {product.query, *product.attributes}
         assert words.issuperset(value for values in product.options.values() for value in values)
+
+
+def test_generated_products_have_distinct_titles_until_all_are_used() -> None:
+    titles = [product.title for product in generate_products(NUM_TITLES + 1, 0)]
+    assert len({*titles[:NUM_TITLES]}) == NUM_TITLES
+    assert titles[NUM_TITLES] == titles[0]
+    assert [one.title for one in generate_products(NUM_TITLES, 1)] != titles[:NUM_TITLES]
+
+
+def test_each_word_of_a_held_out_product_occurs_in_training_in_another_product() -> None:
+    products = generate_products(144, 0)
+    known = {word for one in products if not is_held_out_product(one) for word in words_of(one.text)}
+    hidden = [one for one in products if is_held_out_product(one)]
+    assert len(hidden) > 20
+    assert all(known.issuperset(words_of(one.text)) for one in hidden)
 
 
 def test_a_bought_published_product_scores(published: dict[str, str]) -> None:
