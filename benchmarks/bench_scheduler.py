@@ -41,10 +41,12 @@ MEASURES = (
     "reprefill",
     "learner_idle",
     "preemptions",
+    "lost_groups",
     "group_p50_s",
     "group_p99_s",
     "seconds_per_step",
 )
+LARGE = Cell("agent", 256, 4)
 ROOT = Path(__file__).parents[1]
 SIMULATED_BY = (
     "services/tailrace_scheduler/core/streams",
@@ -119,6 +121,8 @@ def judge(results: Results, rows: Rows) -> None:
         if (cell, OURS) in rows:
             value = _mean(rows[cell, OURS], "efficiency")
             results.at_least(f"efficiency, {name_of(cell)}", value, goal)
+    if (LARGE, OURS) in rows:
+        results.at_most(f"re-prefill, {name_of(LARGE)}", _mean(rows[LARGE, OURS], "reprefill"), 0.05)
     ours = {cell: of_seeds for (cell, side), of_seeds in rows.items() if side == OURS}
     if not ours:
         return
