@@ -45,8 +45,8 @@ WORKLOADS = (*BUILT_IN, *FILES)
 
 
 def short() -> list[Job]:
-    """Return the jobs of the short run."""
-    return list(dict.fromkeys(_short()))
+    """Return the jobs of the short run, first seeds first."""
+    return sorted(dict.fromkeys(_short()), key=lambda job: job[2])
 
 
 def full() -> list[Job]:
@@ -69,8 +69,6 @@ def _short() -> Iterator[Job]:
         yield from _jobs(cell, (OURS,), 2 if is_large else 3)
         yield from _jobs(cell, (best,), 1 if is_large else 3)
         yield from _jobs(cell, others, 1)
-    yield from _jobs(Cell("logn", 64, 4), (*SYNCHRONOUS, *OWN_RULE, *OUR_RULE), 1)
-    yield from _jobs(Cell("agent", 64, 2), (*SYNCHRONOUS, *OWN_RULE), 1)
     yield from _jobs(Cell("logn", 64, 4, servers=64), (OURS, VERL_WAIT), 1)
     for e in (64, 256):
         yield from _jobs(Cell("agent", e, 4, releases=False), (OURS, AIMD), 1)
@@ -81,6 +79,8 @@ def _short() -> Iterator[Job]:
             cells += around(name, 64, 4)
         for cell in cells:
             yield from _jobs(cell, (OURS, rivals(cell)[0]), 1)
+    yield from _jobs(Cell("logn", 64, 4), (*SYNCHRONOUS, *OWN_RULE, *OUR_RULE), 1)
+    yield from _jobs(Cell("agent", 64, 2), (*SYNCHRONOUS, *OWN_RULE), 1)
 
 
 def rivals(cell: Cell) -> tuple[Side, ...]:
