@@ -2,8 +2,8 @@
 
 Every policy runs in the same simulated cluster, driven by the scheduler's own core. Ours has one
 configuration for the whole table. Finished runs are kept in `runs/bench_scheduler` by a hash of the
-code, so a benchmark that was stopped goes on where it was. Writes `benchmarks/results/scheduler.json`
-and `docs/scheduling.md`.
+code, so a benchmark that was stopped goes on where it was; `--finished` writes the ones that there are.
+Writes `benchmarks/results/scheduler.json` and `docs/scheduling.md`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ MEASURES = (
     "reprefill",
     "learner_idle",
     "preemptions",
+    "lost_groups",
     "group_p50_s",
     "group_p99_s",
     "seconds_per_step",
 )
+LARGE = Cell("agent", 256, 4)
 ROOT = Path(__file__).parents[1]
 SIMULATED_BY = (
     "services/tailrace_scheduler/core/streams",
@@ -119,6 +121,8 @@ def judge(results: Results, rows: Rows) -> None:
         if (cell, OURS) in rows:
             value = _mean(rows[cell, OURS], "efficiency")
             results.at_least(f"efficiency, {name_of(cell)}", value, goal)
+    if (LARGE, OURS) in rows:
+        results.at_most(f"re-prefill, {name_of(LARGE)}", _mean(rows[LARGE, OURS], "reprefill"), 0.05)
     ours = {cell: of_seeds for (cell, side), of_seeds in rows.items() if side == OURS}
     if not ours:
         return
@@ -175,13 +179,18 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="every policy, e, S and 8 seeds")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", default="", help="cells whose name begins so")
+    parser.add_argument("--finished", action="store_true", help="play nothing, write what has finished")
     parser.add_argument("--rows", type=Path, default=ROOT / "runs" / "bench_scheduler")
     options = parser.parse_args()
     jobs = [one for one in (full() if options.full else short()) if _is_chosen(one, options.only)]
     options.rows.mkdir(parents=True, exist_ok=True)
     results = Results("scheduler", ("numpy", "msgspec"), full=options.full)
     rate, each = decisions_per_s()
-    rows = measure(jobs, options.processes, options.rows / f"{code_hash()}.jsonl")
+    done = options.rows / f"{code_hash()}.jsonl"
+    if options.finished:
+        finished = {key for key, _ in _read(done)}
+        jobs = [job for job in jobs if _key(job) in finished]
+    rows = measure(jobs, options.processes, done)
     for (cell, side), of_seeds in sorted(rows.items(), key=lambda one: (name_of(one[0][0]), one[0][1])):
         means = {name: _mean(of_seeds, name) for name in MEASURES}
         count = len(of_seeds)

@@ -132,6 +132,7 @@ class FakeLearner:
             int(is_kept.sum()), float(places[is_kept].sum()), prefilled if is_kept.any() else 0
         )
         self.tally.trained.add(kept)
+        self.tally.useful.add(kept)  # nobody knows which of them were sampled in the measured window
         self.tally.masked += whole.sampled - kept.sampled
         for age, count in zip(*np.unique(ages, return_counts=True), strict=True):
             self.tally.ages[int(age)] = self.tally.ages.get(int(age), 0.0) + int(count)

@@ -61,7 +61,7 @@ def workload(name: str) -> Workload:
 
 def _steps(cell: SchedulingCell) -> int:
     """Return the measured steps: enough tokens for a steady mean, few enough for a short run."""
-    by_batch = 640 // cell.per_server if cell.workload in MANY_TURNS else 4_096 // cell.per_server
+    by_batch = 640 // cell.per_server if cell.workload in MANY_TURNS else 2_048 // cell.per_server
     return min(max(by_batch * 8 // cell.servers, 4), 40)
 
 

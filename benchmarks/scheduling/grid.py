@@ -19,7 +19,7 @@ HOST_KV = 2_000_000
 
 VERL, AIMD = Side("verl_least_in_flight", "mask"), Side("prime_rl_aimd", "mask")
 VERL_WAIT, TOKENS_WAIT = Side("verl_least_in_flight", "wait"), Side("least_tokens", "wait")
-AIMD_WAIT = Side("prime_rl_aimd", "wait")
+AIMD_WAIT, ROUND_ROBIN = Side("prime_rl_aimd", "wait"), Side("round_robin", "mask")
 SYNCHRONOUS = tuple(Side(one, "mask", True) for one in ("synchronous", "april", "tail_batching"))
 OWN_RULE = tuple(Side(name, "mask") for name in POLICIES)
 OUR_RULE = tuple(Side(name, "auto") for name in POLICIES)
@@ -45,8 +45,8 @@ WORKLOADS = (*BUILT_IN, *FILES)
 
 
 def short() -> list[Job]:
-    """Return the jobs of the short run."""
-    return list(dict.fromkeys(_short()))
+    """Return the jobs of the short run, first seeds first."""
+    return sorted(dict.fromkeys(_short()), key=lambda job: job[2])
 
 
 def full() -> list[Job]:
@@ -67,11 +67,11 @@ def _short() -> Iterator[Job]:
         is_large = cell.workload in MANY_TURNS and cell.per_server >= 256
         best, *others = rivals(cell)
         yield from _jobs(cell, (OURS,), 2 if is_large else 3)
-        yield from _jobs(cell, (best,), 1 if is_large or cell.fault else 3)
+        yield from _jobs(cell, (best,), 1 if is_large else 3)
         yield from _jobs(cell, others, 1)
-    yield from _jobs(Cell("logn", 64, 4), (*SYNCHRONOUS, *OWN_RULE, *OUR_RULE), 1)
-    yield from _jobs(Cell("agent", 64, 2), (*SYNCHRONOUS, *OWN_RULE), 1)
     yield from _jobs(Cell("logn", 64, 4, servers=64), (OURS, VERL_WAIT), 1)
+    for e in (64, 256):
+        yield from _jobs(Cell("agent", e, 4, releases=False), (OURS, AIMD), 1)
     for name in WORKLOADS:
         cells = [Cell(name, 64, 1), Cell(name, 64, 4)]
         if name in ("logn", "agent"):
@@ -79,10 +79,14 @@ def _short() -> Iterator[Job]:
             cells += around(name, 64, 4)
         for cell in cells:
             yield from _jobs(cell, (OURS, rivals(cell)[0]), 1)
+    yield from _jobs(Cell("logn", 64, 4), (*SYNCHRONOUS, *OWN_RULE, *OUR_RULE), 1)
+    yield from _jobs(Cell("agent", 64, 2), (*SYNCHRONOUS, *OWN_RULE), 1)
 
 
 def rivals(cell: Cell) -> tuple[Side, ...]:
     """Return the baselines of the short run in a cell, the one that is usually best first."""
+    if cell.fault == "fails fast":
+        return (ROUND_ROBIN, VERL, AIMD)
     if cell.fault:
         return (VERL,)
     if cell.workload in MANY_TURNS:

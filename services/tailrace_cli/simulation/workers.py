@@ -103,6 +103,7 @@ class SimWorkers:
         if episode.group.started_s < 0:
             episode.group.started_s = self._time.now_s
         self._play(episode, decision.server_id)
+        self._tell(ev.ToolEnded(episode.episode_id, episode.plan[0].input_tokens))
 
     def go_on(self, decision: de.ContinueTurn) -> None:
         """Play the turn that waited."""

@@ -74,3 +74,14 @@ def test_episodes_of_a_run_are_those_that_the_simulator_draws() -> None:
     drawn = [WORKLOAD.draw(rng, 16) for _ in range(3)]
     assert book.of("t00000002.15") == drawn[2][15]
     assert book.of("t00000000-abcd.0") == drawn[0][0]
+
+
+async def test_a_released_context_is_computed_again() -> None:
+    engine = await started()
+    for _ in range(2):
+        await asyncio.wait_for(call(engine, "a", 100, 50), 10.0)
+    kept = await asyncio.wait_for(call(engine, "a", 150, 1), 10.0)
+    engine.release_prefixes(["a", "unknown"])
+    released = await asyncio.wait_for(call(engine, "a", 151, 1), 10.0)
+    assert (kept.num_cached_tokens, released.num_cached_tokens) == (150, 0)
+    await engine.close()

@@ -22,7 +22,7 @@ class EpisodeBook(GroupEvents):
     ) -> StreamEpisode:
         """Give a member its place on a server."""
         episode = self._create(group, member)
-        episode.context = episode.prefilled = float(group.prompt_tokens)
+        episode.context = episode.prefilled = episode.prompt = self.prompt_of(group)
         episode.started_s = now_s
         self._settle_on(episode, server, now_s)
         return episode
@@ -64,7 +64,7 @@ class EpisodeBook(GroupEvents):
             ended = max(event.context_tokens - episode.prefilled, episode.sampled)
             group.done_tokens += ended
             if event.finished and episode.started_s >= 0:
-                new = event.context_tokens - group.prompt_tokens
+                new = event.context_tokens - episode.prompt
                 episode.lengths.lived(new, now_s - episode.started_s)
         if episode is not None or event.context_tokens:
             context = event.context_tokens or (episode.context if episode else 0.0)
@@ -131,6 +131,7 @@ class EpisodeBook(GroupEvents):
         episode = self.episodes.get(event.episode_id)
         if episode is None or episode.server is None:
             return
+        episode.has_begun = True
         new = max(event.context_tokens - episode.context, 0.0)
         ledger.note_sampled(episode, new)
         ledger.grow(episode, episode.server, float(event.context_tokens))
@@ -151,9 +152,19 @@ class EpisodeBook(GroupEvents):
         episode = self.episodes.get(event.episode_id)
         if episode is None:
             return
+        if not episode.has_begun and episode.started_s >= 0:
+            self._begin(episode, event.context_tokens)
         self._back(episode, float(event.context_tokens), now_s)
         if episode.server is not None:
             self._settle_on(episode, episode.server, now_s)
+
+    def _begin(self, episode: StreamEpisode, prompt_tokens: int) -> None:
+        """Learn the prompt of an episode that has just started."""
+        episode.has_begun = True
+        episode.context = episode.prefilled = episode.prompt = float(prompt_tokens)
+        episode.lengths.began(prompt_tokens)
+        if episode.server is not None:
+            ledger.grow(episode, episode.server, episode.context)
 
     def _back(self, episode: StreamEpisode, context: float, now_s: float) -> None:
         if episode.state == "tool":

@@ -137,7 +137,7 @@ def _rest_s(group: StreamGroup, member: int, lengths: TagLengths, step_s: float,
     episode = group.live.get(member)
     pace_s = lengths.pace_s or step_s
     if episode is None:
-        return lengths.residual(group.prompt_tokens) * pace_s
+        return lengths.residual(lengths.prompt_tokens or group.prompt_tokens) * pace_s
     rest_s = lengths.residual(episode.context + episode.running_tokens(now_s)) * pace_s
     if episode.state == "tool":
         rest_s += lengths.wait_left_s(now_s - episode.since_s)

@@ -173,7 +173,7 @@ class StreamCore:
         book, room = self.book, rooms.get(group.phase, 1)
         server = None
         if room > 0:
-            server = book.placement.choose(book.lengths_of(group.tag), group.prompt_tokens, "")
+            server = book.placement.choose(book.lengths_of(group.tag), book.prompt_of(group), "")
         book.is_queue_waiting = server is None
         if server is None:
             return False

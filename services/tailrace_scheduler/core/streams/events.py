@@ -100,7 +100,7 @@ class ToolStarted(Struct, frozen=True, gc=False):
 
 
 class ToolEnded(Struct, frozen=True, gc=False):
-    """A short tool call ended and the turn goes on at its server without asking."""
+    """The episode's next turn, the first one too, began at its server without asking."""
 
     episode_id: str
     context_tokens: int

@@ -51,6 +51,10 @@ class GroupEvents:
             found = self._lengths[tag] = TagLengths(self._settings.context_limit)
         return found
 
+    def prompt_of(self, group: StreamGroup) -> float:
+        """Return the expected context at the start of a member."""
+        return self.lengths_of(group.tag).prompt_tokens or float(group.prompt_tokens)
+
     def group_opened(self, event: ev.GroupOpened, now_s: float) -> None:
         """Take a group; a known one stays as it is."""
         if event.group_id in self.groups or event.group_id in self._gone:

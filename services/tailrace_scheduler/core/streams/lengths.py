@@ -18,6 +18,7 @@ WAIT_EDGES = 0.25 * 1.35 ** np.arange(33)  # seconds; the last is about an hour
 REFRESH_EVENTS = 64
 REFRESH_S = 5.0
 PACE_KEPT = 0.996  # of the sums behind the pace, at each episode
+PROMPT_NEW = 0.02  # least weight of a new prompt in the expected one
 
 
 class Survival:
@@ -43,6 +44,8 @@ class TagLengths:
         self.limit = context_limit
         self.width = context_limit / NUM_BUCKETS
         self.num_ended = 0
+        self.prompt_tokens = 0.0  # mean of the first prompts; 0: not known
+        self._num_prompts = 0
         self.pace_s = 0.0  # seconds for a token of context, waits included; 0: not known
         self._tokens = self._seconds = 0.0
         self._contexts = Survival(NUM_BUCKETS)
@@ -63,6 +66,12 @@ class TagLengths:
         counts[self.bucket(context)] += 1
         self.num_ended += finished
         self._events += 1
+
+    def began(self, prompt_tokens: int) -> None:
+        """An episode began with a prompt of so many tokens."""
+        self._num_prompts += 1
+        weight = max(1.0 / self._num_prompts, PROMPT_NEW)
+        self.prompt_tokens += weight * (prompt_tokens - self.prompt_tokens)
 
     def lived(self, tokens: float, seconds: float) -> None:
         """An episode took `seconds` for `tokens` of context beyond its prompt."""

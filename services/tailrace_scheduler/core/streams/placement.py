@@ -16,7 +16,7 @@ TRIM_S = 5.0
 THETA_LEAST, THETA_MOST = 0.3, 0.95
 # Share of time that recomputes contexts: above the first a server is given less, below the second more.
 # One that keeps the contexts of ended episodes always evicts some of live ones.
-RELEASING_SHARES, KEEPING_SHARES = (0.05, 0.03), (0.12, 0.1)
+RELEASING_SHARES, KEEPING_SHARES = (0.08, 0.06), (0.12, 0.1)
 LOWER_EVERY_S, RAISE_EVERY_S = 30.0, 10.0
 CACHED = 0.9  # share of a prefix that makes its server worth staying at
 

@@ -28,7 +28,7 @@ class StreamGroup:
     group_id: str
     seq: int  # order of admission
     tag: str
-    prompt_tokens: int
+    prompt_tokens: int  # expected, until the tag's are known
     num_members: int
     min_valid: int
     phase: Phase
@@ -74,6 +74,8 @@ class StreamEpisode:
     clock: float = 0.0  # token clock of its server when `context` was true
     bucket: int = -1  # counted in the ledger of its server; -1: not counted
     started_s: float = -1.0  # -1: not known, taken over from a worker
+    prompt: float = 0.0  # tokens of its first prompt; expected until its first turn has begun
+    has_begun: bool = False
     since_s: float = 0.0  # start of its tool call
     sampled: float = 0.0
     prefilled: float = 0.0
