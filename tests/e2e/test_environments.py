@@ -19,9 +19,7 @@ def test_the_example_trains_draws_its_evaluation_and_plays_in_the_terminal(
     tmp_path: Path, example: str
 ) -> None:
     experiment = str(ROOT / "examples" / example)
-    # Invalid actions cost something: then groups differ before the model knows the task.
-    penalty = f"agents.custom_envs.{example}.env_config.invalid_action_penalty=0.1"
-    settings = [*SMALL, penalty, f"output_dir={tmp_path}", f"render_save_dir={tmp_path}/pictures"]
+    settings = [*SMALL, f"output_dir={tmp_path}", f"render_save_dir={tmp_path}/pictures"]
     trained = run([TAILRACE, "train", experiment, *settings, "max_steps=2"], DEADLINE_S)
     assert trained.returncode == 0, trained.stdout + trained.stderr
     metrics = tmp_path / example / "metrics.jsonl"
