@@ -284,11 +284,11 @@ PARTS: dict[str, Callable[[Results, int], None]] = {
 }
 
 
-def keep_other_parts(results: Results, parts: list[str]) -> None:
-    """Takes the rows and targets of parts that were measured before and are not measured now."""
+def keep_other_parts(results: Results, part: str) -> None:
+    """Takes the rows and targets of the other parts, as they were measured last."""
     path = RESULTS_DIR / "weights.json"
     content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    others = {*PARTS} - {*parts}
+    others = {*PARTS} - {part}
     results.rows += [row for row in content.get("rows", ()) if row.get("part") in others]
     measured = {target.what for target in results.targets}
     targets = msgspec.convert(content.get("targets", []), list[Target])
@@ -296,25 +296,22 @@ def keep_other_parts(results: Results, parts: list[str]) -> None:
 
 
 def main() -> int:
-    """Measure, print the table and write it; the exit code says whether the targets hold."""
+    """Measure part by part, print and write it; the exit code says whether all targets hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=512, help="size of a transferred version")
     parser.add_argument("--parts", choices=PARTS, nargs="+", default=[*PARTS], help="the others stay")
     chosen = parser.parse_args()
     torch.set_num_threads(2)
-    packages = ("tailrace", "torch", "zstandard", "pyzmq", "xxhash")
-    results = Results("weights", packages)
+    exit_code = 0
     for part in chosen.parts:
-        of_part = Results("weights", packages)
-        PARTS[part](of_part, chosen.mib << 20)
-        for row in of_part.rows:
-            results.add(part=part, **row)
-        results.targets += of_part.targets
-    if {*chosen.parts} != {*PARTS}:
-        keep_other_parts(results, chosen.parts)
-    results.show()
-    results.write()
-    return results.exit_code
+        results = Results("weights", ("tailrace", "torch", "zstandard", "pyzmq", "xxhash"))
+        PARTS[part](results, chosen.mib << 20)
+        results.rows = [{"part": part, **row, "commit": results.commit} for row in results.rows]
+        results.show()
+        keep_other_parts(results, part)
+        results.write()
+        exit_code = results.exit_code
+    return exit_code
 
 
 if __name__ == "__main__":
