@@ -1,6 +1,7 @@
 """Request bodies: JSON decoded into typed Structs, with errors that name the field.
 
-Invariant: the gateway refuses by name each field of a dialect that it does not support.
+Invariant: the gateway refuses by name each field of a dialect that it does not support; a field that is
+null asks for nothing.
 """
 
 import re
@@ -46,10 +47,21 @@ def read_body(raw: bytes, kind: type[T]) -> T:
     try:
         body: T = _decoder(kind_key).decode(raw)
     except msgspec.ValidationError as error:
+        asked = _without_nulls(raw) if _UNKNOWN.match(str(error)) else raw
+        if asked != raw:
+            return read_body(asked, kind)
         raise _explained(str(error)) from error
     except UNREADABLE as error:
         raise BadRequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
     return body
+
+
+def _without_nulls(raw: bytes) -> bytes:
+    """Return the body without its fields that are null, or `raw` if it has none."""
+    fields = msgspec.json.decode(raw)
+    if not isinstance(fields, dict) or None not in fields.values():
+        return raw
+    return msgspec.json.encode({name: value for name, value in fields.items() if value is not None})
 
 
 def _explained(reason: str) -> BadRequestError:

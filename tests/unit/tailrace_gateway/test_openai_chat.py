@@ -196,3 +196,11 @@ def test_an_effort_of_none_also_switches_thinking_off() -> None:
     assert low.template_args == {"reasoning_effort": "low"}
     _, none = read_chat(body(reasoning_effort="none", chat_template_kwargs={"style": "x"}))
     assert none.template_args == {"reasoning_effort": "none", "enable_thinking": False, "style": "x"}
+
+
+def test_a_field_without_a_value_asks_for_nothing() -> None:
+    unset = {"kv_transfer_params": None, "audio": None, "stop": "x", "seed": 1 << 62}
+    assert read_chat(body(**unset)) == read_chat(body(stop="x", seed=1 << 62))
+    with pytest.raises(BadRequestError) as refused:
+        read_chat(body(audio=None, made_up=1))
+    assert refused.value.param == "made_up"
