@@ -24,6 +24,10 @@ from tailrace.config import ConfigError
 
 _BACKLOG = 4096
 _HEAD = b"HTTP/"
+_MAX_HEAD_BYTES = 256 * 1024
+_HEAD_TOO_LONG = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+)
 
 
 class _QuietServer(uvicorn.Server):
@@ -41,7 +45,7 @@ class HttpServer:
     def __init__(self, app: ASGIApp, listener: socket.socket, keep_alive_s: int) -> None:
         config = uvicorn.Config(
             app,
-            http=CoalescingProtocol,
+            http=BoundedProtocol,
             ws="none",
             lifespan="off",
             loop="none",
@@ -92,12 +96,59 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class CoalescingProtocol(HttpToolsProtocol):
-    """uvicorn's protocol over a transport that coalesces writes."""
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol over a transport that coalesces writes, with bounds for a request's head.
+
+    The parser keeps a path or header until its end, so that a stranger could fill the memory with one;
+    and uvicorn waits for a first request without an end.
+    """
+
+    head_timeout_s = 30.0
+    _num_begun = 0
+    _head_bytes = 0  # of the head that is being read, without its first piece
+    _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
         super().connection_made(_CoalescingTransport(transport, self.loop))
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._end_wait()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Refuse a head that is too long."""
+        num_begun = self._num_begun
+        super().data_received(data)
+        if self._waiting is not None and num_begun == self._num_begun:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self._end_wait()
+                self.transport.write(_HEAD_TOO_LONG)
+                self.transport.close()
+
+    def on_message_begin(self) -> None:
+        """See httptools."""
+        self._num_begun += 1
+        self._head_bytes = 0
+        super().on_message_begin()
+        if self._waiting is None:
+            self._wait_for_head()
+
+    def on_headers_complete(self) -> None:
+        """See httptools."""
+        self._end_wait()
+        super().on_headers_complete()
+
+    def _wait_for_head(self) -> None:
+        self._waiting = self.loop.call_later(self.head_timeout_s, self.transport.close)
+
+    def _end_wait(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
 
 
 class _CoalescingTransport(asyncio.Transport):

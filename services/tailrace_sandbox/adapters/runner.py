@@ -185,8 +185,8 @@ class Runner:
             await zygote.ended(_COLLECT_S + _GRACE_S)
             await _at_end(outputs)
             return files.unpacked(outputs[0].take_bytes())
-        except ValueError:  # it was ended, for example by a pattern that matches the whole disk
-            return _NOTHING
+        except ValueError:  # it was ended, for example by a pattern that takes too long
+            return files.Collected(0, {}, tuple(work.outputs))
         finally:
             for output in outputs:
                 output.close()
