@@ -68,11 +68,11 @@ EXPECTED = {
         "window3": "93521c8b9351dffa",
     },
     "webshop": {
-        "trajectory": "ec8f2ff56cc633b8",
-        "step": "9df78e18810e7f81",
-        "window0": "2ffc91a8b341d250",
-        "window1": "c499814fac648a62",
-        "window3": "d376643b3538a8b9",
+        "trajectory": "6410bcd35e1f70cd",
+        "step": "8f48e8436b83bc11",
+        "window0": "77548a7117afea86",
+        "window1": "1543d6cce994341a",
+        "window3": "5392c2d1ea3ed9bd",
     },
     "maths": {
         "trajectory": "48fc0b610c5f5a7c",
