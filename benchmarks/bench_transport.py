@@ -28,6 +28,8 @@ from typing import Any
 from benchmarks.results import Results, median
 from benchmarks.transport.payload import NUM_GENERATED, NUM_PROMPT
 from tailrace.channel import DEFAULT_TRANSPORT
+from tailrace_cli.cluster.servers import choose_port, nats_server_binary
+from tailrace_cli.config import ClusterConfig
 
 ROOT = Path(__file__).parents[1]
 RUN = "bench"
@@ -67,17 +69,10 @@ def read_line(child: subprocess.Popen[str]) -> str:
     return line
 
 
-def free_port() -> int:
-    """A TCP port nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def start_nats(stack: ExitStack) -> tuple[int, str]:
     """A nats-server; its pid and URL."""
-    port = free_port()
-    binary = str(Path(sys.executable).parent / "nats-server")
+    port = choose_port(0, "benchmark")
+    binary = nats_server_binary(ClusterConfig())
     child = stack.enter_context(
         process([binary, "-a", "127.0.0.1", "-p", str(port), "-l", os.devnull], {**os.environ})
     )

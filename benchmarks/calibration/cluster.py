@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from benchmarks.calibration.plans import SEED_VARIABLE
 from tailrace.bus import Bus
 from tailrace.config import Endpoints
 from tailrace.store import Blobs, StoreConnection, connect
-from tailrace_cli.cluster.servers import nats_server_binary, redis_server_binary
+from tailrace_cli.cluster.servers import choose_port, nats_server_binary, redis_server_binary
 from tailrace_cli.config import ClusterConfig
 from tailrace_envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
 from tailrace_protos.control import RunStatus
@@ -49,7 +48,7 @@ async def cluster(
     seed: int = 1,
 ) -> AsyncIterator[Cluster]:
     """Start services; all processes end with the block. `services`: module and arguments by name."""
-    ports = (_free_port(), _free_port())
+    ports = (choose_port(0, "calibration"), choose_port(0, "calibration"))
     endpoints = Endpoints(
         nats_url=f"nats://127.0.0.1:{ports[0]}",
         redis_url=f"redis://127.0.0.1:{ports[1]}/0",
@@ -132,12 +131,6 @@ def _model_card() -> ModelCard:
     with tempfile.TemporaryDirectory() as folder:
         build_frozen_lake_tokenizer(folder)
         return ModelCard(b"{}", {path.name: path.read_bytes() for path in Path(folder).iterdir()})
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

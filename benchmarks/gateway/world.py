@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderErro
 from tailrace.channel import Address
 from tailrace.config import Endpoints
 from tailrace.store import Blobs, connect
-from tailrace_cli.cluster.servers import redis_server_binary
+from tailrace_cli.cluster.servers import choose_port, nats_server_binary, redis_server_binary
 from tailrace_cli.config import ClusterConfig
 from tailrace_protos import subjects
 from tailrace_protos.session import OpenSession, SessionLimits, SessionOpened
@@ -52,19 +51,12 @@ class World:
         return await self.bus.request(subject, request, SessionOpened, timeout_s=60.0)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _servers(folder: Path, nats_port: int, redis_port: int) -> list[list[str]]:
     redis = redis_server_binary(ClusterConfig())
-    nats = str(Path(sys.executable).parent / "nats-server")
     redis_where = ["--port", str(redis_port), "--bind", "127.0.0.1", "--dir", str(folder)]
     durable = ["--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]
     return [
-        [nats, "-a", "127.0.0.1", "-p", str(nats_port)],
+        [nats_server_binary(ClusterConfig()), "-a", "127.0.0.1", "-p", str(nats_port)],
         [redis, *redis_where, *durable],
     ]
 
@@ -72,7 +64,7 @@ def _servers(folder: Path, nats_port: int, redis_port: int) -> list[list[str]]:
 @asynccontextmanager
 async def world_of(folder: Path, card: ModelCard | None = None) -> AsyncIterator[World]:
     """Everything up, for a model of bytes or of this card; all processes end with the block."""
-    ports, hello_port, metrics_port = (_free_port(), _free_port()), _free_port(), _free_port()
+    *ports, hello_port, metrics_port = (choose_port(0, "benchmark") for _ in range(4))
     endpoints = Endpoints(
         nats_url=f"nats://127.0.0.1:{ports[0]}",
         redis_url=f"redis://127.0.0.1:{ports[1]}/0",

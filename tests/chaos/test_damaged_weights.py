@@ -112,4 +112,6 @@ async def test_bytes_that_change_on_a_link_cost_a_repetition_and_no_version(
                 await run.struck(fault)
                 await run.all_on_newest()
             await run.still_generates()
+    for server in run.servers:
+        assert server.log.count("weights applied") > ROUNDS  # the first version, then one a round
     await audited(run, outbox)

@@ -20,7 +20,7 @@ from tailrace.sdk.env import Env
 A = TypeVar("A")
 T = TypeVar("T")
 
-_NUMBER = bool | int | float
+_NUMBER = (int, float)  # `bool` is an `int`
 
 
 class Beginning(NamedTuple):

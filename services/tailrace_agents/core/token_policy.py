@@ -210,7 +210,7 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
     tokens. The context of a turn's row is the prompt that the model saw.
     """
 
-    __slots__ = ("_call", "_known", "_observed", "_salt", "_transcript", "_windows")
+    __slots__ = ("_call", "_hasher", "_known", "_observed", "_transcript", "_windows")
 
     def __init__(
         self, model: TokenModel, episode: Episode, view: EnvView, records: EpisodeRecords
@@ -218,7 +218,7 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
         super().__init__(model, episode, Ledger(model.renderer), records, NO_TOOLS)
         self._transcript = episode.transcript = EnvTranscript(self._ledger, view.style)
         self._windows = None if view.history_turns is None else _Windows(view.history_turns)
-        self._salt = task_salt(str(episode.task.task.seed))
+        self._hasher = observation_hasher(str(episode.task.task.seed))
         self._call: Call | None = None  # the newest turn
         self._known: CallRecord | None = None  # its record, if it was replayed
         self._observed = 0  # hash of the newest observation
@@ -227,7 +227,7 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
         """See `EnvPolicy`; raises `ReplayMismatchError`."""
         turn = self._episode.num_calls
         self._episode.num_calls = turn + 1
-        self._observed = observation_hash(self._salt, observation)
+        self._observed = observation_hash(self._hasher, observation)
         before = b"" if self._call is None else self._call.sequence()
         inserted, is_whole = self._insert(before, observation, opening)
         self._known = known = self._records.known_turn()
@@ -295,7 +295,7 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
         """Makes the node of a new turn. It holds copies: views would keep the engine's messages."""
         return LedgerNode(
             str(turn),
-            str(turn - 1) if turn else "",
+            "" if self._call is None else self._call.node.completion_id,
             said,
             inserted,  # type: ignore[arg-type]  # bytes, which the garbage collector does not track
             copy_int32(answer.token_ids),
@@ -331,12 +331,14 @@ class _Windows:
         return b"".join(parts)
 
 
-def task_salt(task: str) -> bytes:
-    """Salt of a task's observation hashes."""
-    return hashlib.blake2b(task.encode(), digest_size=16).digest()
+def observation_hasher(task: str) -> "hashlib.blake2b":
+    """Hasher of a task's observations, salted with the task: two tasks never share a hash."""
+    salt = hashlib.blake2b(task.encode(), digest_size=16).digest()
+    return hashlib.blake2b(digest_size=8, key=salt)
 
 
-def observation_hash(salt: bytes, observation: str) -> int:
-    """Hashes an observation, salted with its task: two tasks never share one."""
-    digest = hashlib.blake2b(observation.encode(), digest_size=8, key=salt).digest()
-    return int.from_bytes(digest, "little", signed=True)
+def observation_hash(hasher: "hashlib.blake2b", observation: str) -> int:
+    """Hashes an observation; `hasher` stays as it is."""
+    salted = hasher.copy()
+    salted.update(observation.encode())
+    return int.from_bytes(salted.digest(), "little", signed=True)

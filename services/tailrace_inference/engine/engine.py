@@ -7,7 +7,7 @@ tokens are counted.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -16,16 +16,12 @@ from torch import Tensor
 
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.attention import AttentionStep, Group
-from tailrace_inference.engine.batch import Batch
-from tailrace_inference.engine.emitter import Emitter
 from tailrace_inference.engine.forward import LoadedModel, load_model
 from tailrace_inference.engine.kv_cache import BlockPool, Int64Array, KVCache
 from tailrace_inference.engine.kv_residency import KVResidency
 from tailrace_inference.engine.planner import GroupRange, StepPlan, plan_step
-from tailrace_inference.engine.row_sampler import RowSampler
 from tailrace_inference.engine.stepped import SteppedBase
 from tailrace_inference.ports import EngineStats
-from tailrace_protos.generation import FinishReason
 
 # Blocks that one attention call gathers: about the cache of a CPU core; large calls on a GPU.
 _MAX_GATHERED_BLOCKS = {"cpu": 256, "cuda": 8192}
@@ -51,21 +47,20 @@ class TorchEngine(SteppedBase):
         self._max_gathered_blocks = _MAX_GATHERED_BLOCKS[model.device.type]
         num_blocks = model.cache_tokens // self._block_tokens
         self.capacity_tokens = num_blocks * self._block_tokens
-        self.max_len = min(model.max_len, self.capacity_tokens)
+        max_len = min(model.max_len, self.capacity_tokens)
         cache = KVCache(
             model.layers, num_blocks + 1, self._block_tokens, model.device, model.cache_dtype
         )
-        max_blocks = -(-self.max_len // self._block_tokens)
         self._cache = cache
-        self._batch = Batch(config.max_running, self.max_len, max_blocks, config.stream_chunk_tokens)
-        pool = BlockPool(num_blocks + 1)
+        self._make_rows(max_len, -(-max_len // self._block_tokens), self._free)
         self._residency = KVResidency(
-            self._batch, cache, pool, self._intake.waiting, config.prefix_cache, self._flush_row
+            self._batch,
+            cache,
+            BlockPool(num_blocks + 1),
+            self._intake.waiting,
+            config.prefix_cache,
+            self._flush_row,
         )
-        self._emitter = Emitter(
-            self._batch, config.stream_chunk_tokens, config.stream_interval_ms / 1000.0
-        )
-        self._sampler = RowSampler(self._batch, self._emitter, self._residency.finish)
 
     @classmethod
     def from_config_json(
@@ -94,52 +89,33 @@ class TorchEngine(SteppedBase):
         """Number of parameters of the model."""
         return sum(parameter.numel() for parameter in self._model.model.parameters())
 
-    def apply(self) -> float:
-        """See `SteppedEngine`. The first weights decide whether the forward is right for them."""
-        staged = self._staged
-        assert staged is not None, "apply without stage"
-        began_s = time.perf_counter()
-        self._emitter.flush(self._batch.active(), self.policy_version, began_s)
-        for target, value in zip(staged.targets, staged.values, strict=True):
-            target.copy_(value)
+    def _on_new_weights(self, policy_version: int) -> None:
+        """The first weights decide whether the forward is right for them."""
         if self.policy_version < 0 and self._model.recheck():
             self._lay_out()
         self._model.forward.refresh()
-        self.policy_version, self._staged = staged.policy_version, None
         if self._config.kv_on_update == "recompute":
-            self._residency.forget_computed(self.policy_version)
+            self._residency.forget_computed(policy_version)
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)
-        return time.perf_counter() - began_s
-
-    def _num_running(self) -> int:
-        return len(self._batch)
 
     def _forget_computed(self) -> None:
-        self._emitter.flush(self._batch.active(), self.policy_version, time.perf_counter())
+        self._flush(time.perf_counter())
         self._residency.forget_computed(self.policy_version)
 
     def _cache_tensors(self) -> Iterable[Tensor]:
         return self._cache.arenas
 
-    def step(self) -> bool:
-        """See `SteppedEngine`."""
-        if not self.has_work():
-            return False
-        self._intake.read(self.max_len)
-        for row in self._intake.take_aborted(self._batch, self._emitter):
-            self._sampler.finish(row, self.policy_version, FinishReason.ABORT)
-        self._residency.release(self._intake.take_released())
-        if self._paused or self.policy_version < 0:
-            return True
-        now_s = time.perf_counter()
+    def _release(self, episode_ids: Sequence[str]) -> None:
+        self._residency.release(episode_ids)
+
+    def _compute(self, now_s: float) -> None:
         self._residency.admit(self.policy_version, now_s)
         if len(self._batch):
-            self._compute(now_s)
-        return True
+            self._compute_rows(now_s)
 
     @torch.inference_mode()
-    def _compute(self, now_s: float) -> None:
+    def _compute_rows(self, now_s: float) -> None:
         """Computes the rows within the budget, samples, and sends what is due."""
         batch = self._batch
         device = self._model.device.type
@@ -159,6 +135,9 @@ class TorchEngine(SteppedBase):
         self._sampler.take(sampled_rows, logits, self.policy_version)
         self._num_stale += int(np.count_nonzero(batch.kv_version[sampled_rows] != self.policy_version))
         self._emitter.flush_due(self.policy_version, now_s)
+
+    def _free(self, row: int) -> None:
+        self._residency.finish(row)
 
     def _flush_row(self, row: int) -> None:
         self._emitter.flush(np.array([row]), self.policy_version, time.perf_counter())

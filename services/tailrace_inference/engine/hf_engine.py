@@ -7,8 +7,7 @@ Invariants: room for the longest possible sequence of a call is reserved before 
 preempted; a weight update drops all caches, and waves compute them again with the new weights.
 """
 
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,15 +16,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tailrace_inference.config import WEIGHTS_DTYPES, InferenceConfig
-from tailrace_inference.engine.batch import Batch
 from tailrace_inference.engine.driver import EngineDriver
-from tailrace_inference.engine.emitter import Emitter
 from tailrace_inference.engine.forward import build_model, max_sequence
 from tailrace_inference.engine.kv_cache import Int64Array
-from tailrace_inference.engine.row_sampler import RowSampler
 from tailrace_inference.engine.stepped import SteppedBase
 from tailrace_inference.ports import EngineFeatures, EngineStats
-from tailrace_protos.generation import FinishReason
 from tailrace_protos.weights import ModelCard
 
 _NO_BLOCKS: Int64Array = np.empty(0, np.int64)
@@ -49,30 +44,14 @@ class HfEngine(SteppedBase):
         self._model = model = build_model(config_json, config)
         vocab_size = int(model.config.get_text_config().vocab_size)
         super().__init__(model, next(model.parameters()).device, vocab_size, config, tokenizer)
-        self._max_len = max_sequence(config, model.config, config.kv_cache_tokens)
-        self._batch = Batch(config.max_running, self._max_len, 0, config.stream_chunk_tokens)
-        self._emitter = Emitter(
-            self._batch, config.stream_chunk_tokens, config.stream_interval_ms / 1000.0
-        )
-        self._sampler = RowSampler(self._batch, self._emitter, self._free)
+        max_len = max_sequence(config, model.config, config.kv_cache_tokens)
+        self._make_rows(max_len, 0, self._free)
         self._waves: list[_Wave] = []
         self._num_reserved = 0
         self._num_steps = self._num_prompt = self._num_computed = self._num_recomputed = 0
 
-    def apply(self) -> float:
-        """See `SteppedEngine`."""
-        staged = self._staged
-        assert staged is not None, "apply without stage"
-        began_s = time.perf_counter()
-        self._emitter.flush(self._batch.active(), self.policy_version, began_s)
-        for target, value in zip(staged.targets, staged.values, strict=True):
-            target.copy_(value)
-        self.policy_version, self._staged = staged.policy_version, None
+    def _on_new_weights(self, policy_version: int) -> None:
         self._forget_computed()
-        return time.perf_counter() - began_s
-
-    def _num_running(self) -> int:
-        return len(self._batch)
 
     def _forget_computed(self) -> None:
         for wave in self._waves:
@@ -81,22 +60,15 @@ class HfEngine(SteppedBase):
     def _cache_tensors(self) -> Iterable[Tensor]:
         return ()  # the waves held them
 
-    def step(self) -> bool:
-        """See `SteppedEngine`."""
-        if not self.has_work():
-            return False
-        self._intake.read(self._max_len)
-        for row in self._intake.take_aborted(self._batch, self._emitter):
-            self._sampler.finish(row, self.policy_version, FinishReason.ABORT)
-        if self._paused or self.policy_version < 0:
-            return True
-        now_s = time.perf_counter()
+    def _release(self, episode_ids: Sequence[str]) -> None:
+        pass  # no context outlives its call
+
+    def _compute(self, now_s: float) -> None:
         self._admit(now_s)
         for wave in list(self._waves):
             self._advance(wave)
         self._num_steps += 1
         self._emitter.flush_due(self.policy_version, now_s)
-        return True
 
     def _admit(self, now_s: float) -> None:
         """Forms a wave of the waiting calls that have room."""

@@ -1,10 +1,11 @@
-"""Calls, weights, pause and sleep of engines that compute in steps; what a step computes is theirs.
+"""Calls, weights, pause and sleep of engines that compute in steps; a subclass computes.
 
 Invariant: a sleeping engine is paused, and its weights and caches have no memory on the device.
 """
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from tokenizers import Tokenizer
@@ -12,14 +13,22 @@ from torch import Tensor, nn
 
 from tailrace.offload import Offload
 from tailrace_inference.config import InferenceConfig
+from tailrace_inference.engine.batch import Batch
+from tailrace_inference.engine.emitter import Emitter
 from tailrace_inference.engine.intake import Intake
+from tailrace_inference.engine.row_sampler import RowSampler
 from tailrace_inference.engine.weights import Staged, WeightStage
 from tailrace_inference.ports import NamedTensor, OnChunk
-from tailrace_protos.generation import GenerateRequest
+from tailrace_protos.generation import FinishReason, GenerateRequest
 
 
 class SteppedBase(ABC):
-    """See `SteppedEngine`."""
+    """See `SteppedEngine`. A subclass calls `_make_rows` before the first step."""
+
+    max_len: int  # tokens of the longest sequence
+    _batch: Batch
+    _emitter: Emitter
+    _sampler: RowSampler
 
     def __init__(
         self,
@@ -37,6 +46,16 @@ class SteppedBase(ABC):
         self._paused = False
         self._offload = Offload()
         self.policy_version = -1
+
+    def _make_rows(self, max_len: int, max_blocks: int, free: Callable[[int], None]) -> None:
+        """Makes empty rows. `free` gives the row of an ended call back."""
+        config = self._config
+        self.max_len = max_len
+        self._batch = Batch(config.max_running, max_len, max_blocks, config.stream_chunk_tokens)
+        self._emitter = Emitter(
+            self._batch, config.stream_chunk_tokens, config.stream_interval_ms / 1000.0
+        )
+        self._sampler = RowSampler(self._batch, self._emitter, free)
 
     def attach(self) -> None:
         """See `SteppedEngine`. torch keeps its number of threads for each calling thread."""
@@ -75,6 +94,18 @@ class SteppedBase(ABC):
         """See `SteppedEngine`."""
         self._staged = self._weights.load(tensors, policy_version, base_version)
 
+    def apply(self) -> float:
+        """See `SteppedEngine`."""
+        staged = self._staged
+        assert staged is not None, "apply without stage"
+        began_s = time.perf_counter()
+        self._flush(began_s)
+        for target, value in zip(staged.targets, staged.values, strict=True):
+            target.copy_(value)
+        self._on_new_weights(staged.policy_version)
+        self.policy_version, self._staged = staged.policy_version, None
+        return time.perf_counter() - began_s
+
     def pause(self) -> None:
         """See `SteppedEngine`."""
         self._paused = True
@@ -99,11 +130,35 @@ class SteppedBase(ABC):
         if self._intake.has_aborts:
             return True
         can_compute = not self._paused and self.policy_version >= 0
-        return can_compute and bool(self._num_running() or self.num_waiting)
+        return can_compute and bool(len(self._batch) or self.num_waiting)
+
+    def step(self) -> bool:
+        """See `SteppedEngine`."""
+        if not self.has_work():
+            return False
+        self._intake.read(self.max_len)
+        for row in self._intake.take_aborted(self._batch, self._emitter):
+            self._sampler.finish(row, self.policy_version, FinishReason.ABORT)
+        self._release(self._intake.take_released())
+        if not self._paused and self.policy_version >= 0:
+            self._compute(time.perf_counter())
+        return True
+
+    def _flush(self, now_s: float) -> None:
+        """Sends the tokens that running calls hold back."""
+        self._emitter.flush(self._batch.active(), self.policy_version, now_s)
 
     @abstractmethod
-    def _num_running(self) -> int:
-        """Calls with a row."""
+    def _release(self, episode_ids: Sequence[str]) -> None:
+        """Frees the kept contexts of ended episodes."""
+
+    @abstractmethod
+    def _compute(self, now_s: float) -> None:
+        """Admits waiting calls, gives running ones tokens, and sends what is due."""
+
+    @abstractmethod
+    def _on_new_weights(self, policy_version: int) -> None:
+        """Reacts to weights that were copied into the model; `policy_version` is theirs."""
 
     @abstractmethod
     def _forget_computed(self) -> None:

@@ -48,7 +48,7 @@ class Generation(msgspec.Struct, frozen=True, eq=False, gc=False):
         return Generation(
             self.token_ids,
             self.inference_logprobs,
-            tuple(TokenSpan(s.policy_version, source, s.num_tokens) for s in self.spans),
+            tuple([TokenSpan(s.policy_version, source, s.num_tokens) for s in self.spans]),
             self.finish_reason,
             self.stop_matched,
             self.num_cached_tokens,

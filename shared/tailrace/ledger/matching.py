@@ -33,9 +33,8 @@ def match_messages(tree: CallTree, messages: tuple[ChatMessage, ...]) -> Match:
         match = open_matches.pop()
         if match.num > best.num:
             best = match
-        for child in reversed(
-            tree.children(match.call)
-        ):  # of equally deep matches the first recorded call wins
+        # Of equally deep matches the first recorded call wins.
+        for child in reversed(tree.children(match.call)):
             onward = _child_match(match, child, messages)
             if onward is not None:
                 open_matches.append(onward)

@@ -1,4 +1,4 @@
-"""WorkerCalls of one worker: running calls, finished calls, leases of callers, cancellation.
+"""Calls of one worker: running calls, finished calls, leases of callers, cancellation.
 
 Invariants: a call id is in exactly one state: running, finished (for a limited time), or unknown; the
 calls of a session end before its objects are released; no lease expires while this worker is

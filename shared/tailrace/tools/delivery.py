@@ -1,4 +1,4 @@
-"""CallDelivery of calls: offers a call until a worker accepts it, and cancels abandoned calls.
+"""Delivery of calls: offers a call until a worker accepts it, and cancels abandoned calls.
 
 Session affinity: the first call of a session and tool chooses the worker of the later calls.
 """
@@ -72,7 +72,7 @@ class UndeliverableError(Exception):
 
 
 class CallDelivery:
-    """CallDelivery of the calls of one run."""
+    """Delivery of the calls of one run."""
 
     def __init__(self, port: ToolPort, watch: WorkerWatch, deadlines: ToolDeadlines) -> None:
         self._port = port

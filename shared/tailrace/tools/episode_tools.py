@@ -47,7 +47,7 @@ class SchemaMismatchError(LookupError):
 
 
 class CallRunner(Protocol):
-    """ToolRunner of tool calls."""
+    """Runner of tool calls."""
 
     async def schemas(self, names: Sequence[str]) -> tuple[ToolSchema, ...]:
         """Returns the schemas of `names`, in order; raises `ToolsMissingError`."""

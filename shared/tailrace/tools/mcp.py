@@ -81,7 +81,7 @@ class McpServer:
         return [self._offer(tool) for tool in self._tools]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolOutput:
-        """WorkerCalls a tool; `ToolUnavailableError` if the server is not reachable."""
+        """Calls a tool; `ToolUnavailableError` if the server is not reachable."""
         client = self._client
         if client is None:
             raise ToolUnavailableError(f"MCP server {self.target}: {self._last_failure}")

@@ -6,30 +6,30 @@ _SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0)
 
 CALLS = Counter(
     "tailrace_tool_calls",
-    "WorkerCalls that ended at this worker, by outcome (ok, an error kind, infra, cancelled).",
+    "Calls that ended at this worker, by outcome (ok, an error kind, infra, cancelled).",
     ["tool", "outcome"],
 )
 CALL_SECONDS = Histogram(
     "tailrace_tool_call_seconds", "Time a call took here.", ["tool"], buckets=_SECONDS
 )
 REFUSED = Counter(
-    "tailrace_tool_refused_calls", "WorkerCalls refused because this worker was full.", ["tool"]
+    "tailrace_tool_refused_calls", "Calls refused because this worker was full.", ["tool"]
 )
 REPEATED = Counter("tailrace_tool_repeated_calls", "Repeated calls, answered without a second run.")
-RUNNING = Gauge("tailrace_tool_running_calls", "WorkerCalls running here.")
+RUNNING = Gauge("tailrace_tool_running_calls", "Calls running here.")
 SESSIONS = Gauge("tailrace_tool_sessions", "Objects of stateful tools here.")
 ABANDONED = Gauge(
     "tailrace_tool_abandoned_calls", "Abandoned calls (timeout, cancelled) whose code still runs here."
 )
 EXPIRED = Counter(
     "tailrace_tool_expired",
-    "WorkerCalls and sessions of silent callers, by kind (call, session).",
+    "Calls and sessions of silent callers, by kind (call, session).",
     ["what"],
 )
 
 CLIENT_CALLS = Counter(
     "tailrace_tool_client_calls",
-    "WorkerCalls that ended at their caller, by outcome (ok, an error kind, infra, cancelled).",
+    "Calls that ended at their caller, by outcome (ok, an error kind, infra, cancelled).",
     ["tool", "outcome"],
 )
 CLIENT_SECONDS = Histogram(

@@ -130,7 +130,7 @@ class ToolTimeoutError(Exception):
 
 
 class ToolRunner:
-    """ToolRunner of the code of tools."""
+    """Runner of the code of tools."""
 
     def __init__(self) -> None:
         self._threads = Threads()

@@ -115,7 +115,6 @@ class ChunkServer:
         self.public_key = ""
         self.is_used = False  # whether a peer ever got bytes
         self.num_sent_bytes = 0
-        self.num_unsent = 0  # replies to peers that disconnected or exceeded all credit
 
     async def start(self) -> None:
         """Binds a free port and starts to serve."""
@@ -214,7 +213,6 @@ class ChunkServer:
         try:
             await router.send_multipart(frames, zmq.NOBLOCK, copy=data is None)
         except zmq.ZMQError as error:
-            self.num_unsent += 1
             log.debug("chunk not sent", error=str(error))
             return False
         return True

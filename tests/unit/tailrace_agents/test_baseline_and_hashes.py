@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tailrace_agents.core.machine import is_baseline
-from tailrace_agents.core.token_policy import observation_hash, task_salt
+from tailrace_agents.core.token_policy import observation_hash, observation_hasher
 from tailrace_protos.base import as_int64
 from tailrace_protos.episode import EnvTask, EpisodeTask
 from tests.unit.tailrace_agents.env_world import play_env
@@ -29,9 +29,9 @@ def test_the_first_member_of_a_training_group_is_the_baseline(
 
 
 def test_observations_are_named_within_their_task() -> None:
-    first, second = task_salt("1"), task_salt("2")
+    first, second = observation_hasher("1"), observation_hasher("2")
     assert observation_hash(first, "you see a door") == observation_hash(
-        task_salt("1"), "you see a door"
+        observation_hasher("1"), "you see a door"
     )
     assert observation_hash(first, "you see a door") != observation_hash(first, "you see a wall")
     assert observation_hash(first, "you see a door") != observation_hash(second, "you see a door")
@@ -42,5 +42,5 @@ async def test_every_answered_turn_carries_the_name_of_what_it_began_with() -> N
     result = await play_env(StairsEnv(), renderer(), policy, seed=3)
     (row,) = result.transcript.rows(1.0)
     views = ["PFFF\n", "PFFF\n", "FFFF\nPFFF\n", "FFFF\nFFFF\nPFFF\n"]
-    names = [observation_hash(task_salt("3"), view) for view in views]
+    names = [observation_hash(observation_hasher("3"), view) for view in views]
     assert as_int64(row.turn_hashes).tolist() == names

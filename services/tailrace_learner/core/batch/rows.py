@@ -72,9 +72,8 @@ class PreparedGroup:
     successes: tuple[float, ...]  # of the valid members
     counts: dict[str, int] = field(default_factory=dict)
     tag: str = ""  # of the task
-    comparison: ComparisonSet = (
-        NO_COMPARISON  # of trained members, where the whole step is compared; shaped returns
-    )
+    # Of trained members, with shaped returns, where the whole step is compared.
+    comparison: ComparisonSet = NO_COMPARISON
     unestimated: Unestimated | None = None  # given until the rows have their advantages
     untrained: tuple[int, ...] = ()  # tokens of each row that counts in the divisor without a gradient
 

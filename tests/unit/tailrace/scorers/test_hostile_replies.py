@@ -37,9 +37,10 @@ READERS: dict[str, Callable[[str], object]] = {
 
 
 @pytest.mark.parametrize("name", sorted(READERS))
-def test_hostile_replies_are_read(name: str) -> None:
+def test_hostile_replies_are_read_in_time_and_scored_from_0_to_1(name: str) -> None:
     """Repeated pieces, alone and behind a beginning."""
     for piece in PIECES:
         for begin in BEGINS:
             with cpu_limit(HANG_S):
-                READERS[name](begin + piece * (NUM_CHARS // len(piece)))
+                found = READERS[name](begin + piece * (NUM_CHARS // len(piece)))
+            assert not isinstance(found, float) or 0.0 <= found <= 1.0, f"{begin!r} {piece!r}"
