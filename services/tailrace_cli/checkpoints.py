@@ -19,12 +19,12 @@ def newest_checkpoint(run_dir: Path) -> Path:
 
 
 def has_begun(run_dir: Path) -> bool:
-    """Tells if a run was started in this directory."""
+    """Tells whether a run was started in this directory."""
     return (run_dir / "events.jsonl").exists()
 
 
 def lacks_checkpoint(experiment: Experiment) -> bool:
-    """Tells if a run that is to continue ended before its first checkpoint, so that it begins again.
+    """Tells whether a run that is to continue has no checkpoint yet, so that it begins again.
 
     `ConfigError` if there is no such run at all.
     """

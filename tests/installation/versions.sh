@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# versions.sh VERSION...: the wheel's test with an interpreter of each version; one that is not here is skipped.
+# versions.sh VERSION...: the wheel's test with an interpreter of each version; one that is not here is skipped,
+# but not all of them.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 interpreter() { # interpreter VERSION: its path, from PATH, uv or pyenv
@@ -12,12 +13,15 @@ interpreter() { # interpreter VERSION: its path, from PATH, uv or pyenv
         fi
     done
 }
+num_tested=0
 for version in "$@"; do
     python=$(interpreter "$version")
     if [[ -n $python ]]; then
         echo "Python $version: $python"
         "$here/wheel.sh" "$python"
+        num_tested=$((num_tested + 1))
     else
         echo "Python $version: skipped, no interpreter (looked for python$version, in uv and in pyenv)"
     fi
 done
+((num_tested)) || { echo "no interpreter of any of these versions: $*"; exit 1; }

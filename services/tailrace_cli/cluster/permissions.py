@@ -36,7 +36,7 @@ SANDBOX_TOOLS = ("python", "shell", "python_session")
 
 
 def _denied(user: str, run: str) -> dict[str, list[str]]:
-    """Names and subjects of the sandbox, which foreign tool workers may not take.
+    """Subjects that foreign tool workers may not take from the sandbox: its names, and its own.
 
     nats-server lets a user with `a.*` listen to `a.>`; only a denied subject keeps `a.b.c` from it.
     """
