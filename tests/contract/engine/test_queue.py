@@ -57,12 +57,12 @@ async def test_released_contexts_leave_before_older_ones_of_siblings(is_told: bo
         await bench.engine.close()
         pytest.skip("this engine cannot be told")
     shared = [n % 60 for n in range(64)]
-    older = await bench.one([*shared, 1, *range(35)], 100, episode="older")
-    await bench.one([*shared, 2, *range(35)], 100, episode="ended")
+    older = await bench.one([*shared, 1, *range(35)], 93, episode="older")
+    await bench.one([*shared, 2, *range(35)], 93, episode="ended")
     if is_told:
         bench.engine.release_prefixes(["ended", "unknown"])
-    for number in range(3):  # together more than what is free, and less with the ended context
-        await bench.one([number + 3] * 240, 10)
+    for number, num_prompt in enumerate((216, 216, 216, 120)):  # 800 tokens: more than are free,
+        await bench.one([number + 3] * num_prompt, 9)  # and less than with the ended context
     again = await bench.one([*older.ids, 3], 10, episode="older")
     assert (again.generation.num_cached_tokens > 180) is is_told
     assert again.drift(bench.model).max() < TOLERANCE
