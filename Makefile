@@ -61,6 +61,8 @@ test-engines: .venv-vllm/ready .venv-sglang/ready
 		tests/contract/engine/test_engine.py tests/contract/engine/test_guided.py
 	TAILRACE_ENGINE=sglang .venv-sglang/bin/python -m pytest tests/contract/engine
 	TAILRACE_ENGINE=hf $(BIN)/pytest tests/contract/engine
+	TAILRACE_ENGINE=vllm $(BIN)/pytest -m heavy tests/e2e/test_colocated.py
+	TAILRACE_ENGINE=sglang $(BIN)/pytest -m heavy tests/e2e/test_colocated.py
 
 # The Helm chart and the Tiltfile, without a cluster.
 test-chart: .venv/ready-dev .venv-chart/ready
