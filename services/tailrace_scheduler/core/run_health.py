@@ -42,7 +42,7 @@ _REMEDIES = {
     "skipped": "gradients were not finite and all updates were skipped: lower "
     "learner.training_args.learning_rate, check learner.model_args.dtype and the rewards",
     "num_stale_tokens": "tokens were older than max_staleness: raise max_staleness",
-    "num_nonfinite_rewards": "rewards were not finite: check the reward",
+    "num_nonfinite_rewards": "rewards were not finite, or beyond 1e12: check the reward",
     "num_nonfinite_tokens": "the engine's log-probabilities were not finite: check the model's dtype",
     "num_malformed_episodes": "episodes were malformed: agents and learner must have the same version",
     "num_quarantined_tokens": "inference servers sampled with wrong weights: see learner.max_mismatch",

@@ -1,11 +1,10 @@
 """Returns of a group for estimators, without the members and rows that cannot be used.
 
-A member counts if its outcome is valid, its rewards are finite numbers, its rows are whole
-(`core/batch/malformed.py`), and it has a sampled token. What cannot be used is counted by its reason
-and leaves every statistic. So do rows of conversations without a reward.
+A member counts if its outcome is valid, its rewards are finite numbers up to `MAX_REWARD`, its rows are
+whole (`core/batch/malformed.py`), and it has a sampled token. What cannot be used is counted by its
+reason and leaves every statistic. So do rows of conversations without a reward.
 """
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,9 @@ from tailrace_learner.core.batch.malformed import COUNT, flaw_of
 from tailrace_protos.base import as_float32, as_int32, as_int64, as_uint8
 from tailrace_protos.trajectory import TokenRow, Trajectory, TrajectoryGroup
 from tailrace_protos.weights import ModelCard
+
+# Beyond it squared gradients, as norms and optimizers take them, come near the end of float32.
+MAX_REWARD = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def _is_usable(member: Trajectory, limits: RowLimits, counts: Counter[str]) -> b
         counts[COUNT] += 1
         counts[f"{COUNT}/{flaw}"] += 1
         return False
-    if not _has_finite_rewards(member):
+    if not _has_usable_rewards(member):
         counts["num_nonfinite_rewards"] += 1
         return False
     return any(as_uint8(row.loss_mask).any() for row in member.rows)
@@ -90,11 +92,12 @@ def _readable(members: Sequence[Trajectory], is_valid: Sequence[bool]) -> Sequen
     ]
 
 
-def _has_finite_rewards(member: Trajectory) -> bool:
-    if not math.isfinite(member.reward) or not all(math.isfinite(row.reward) for row in member.rows):
+def _has_usable_rewards(member: Trajectory) -> bool:
+    numbers = (member.reward, *(row.reward for row in member.rows))
+    if not all(abs(number) <= MAX_REWARD for number in numbers):  # False for NaN too
         return False
     arrays = (array for row in member.rows for array in (row.turn_rewards, row.turn_returns))
-    return all(np.isfinite(as_float32(array)).all() for array in arrays)
+    return all((np.abs(as_float32(array)) <= MAX_REWARD).all() for array in arrays)
 
 
 def _conversations(member: Trajectory) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tailrace.config import ConfigError, section_config
 from tailrace_learner.config import CriticArgs, LearnerConfig
 from tailrace_learner.config_registry import ESTIMATORS
-from tailrace_learner.core.batch.group_returns import RowLimits, limits_of
+from tailrace_learner.core.batch.group_returns import MAX_REWARD, RowLimits, limits_of
 from tailrace_learner.core.batch.lineage import Ancestry
 from tailrace_learner.core.batch.row_builder import TrainingRowBuilder
 from tailrace_protos.base import (
@@ -56,6 +56,7 @@ def bad_members(member: Trajectory) -> dict[str, Trajectory]:
     rewards[0] = np.nan
     return {
         "num_nonfinite_rewards": replace(member, reward=math.nan),
+        "num_nonfinite_rewards/huge": replace(member, reward=-1e30),
         "num_nonfinite_rewards/row": spoilt(member, reward=math.inf),
         "num_nonfinite_rewards/turn": spoilt(member, turn_rewards=pack_float32(rewards)),
         **{
@@ -169,6 +170,20 @@ def test_an_empty_group_teaches_nothing_and_is_counted(name: str) -> None:
     metrics = stepper.step([empty, empty], 1).metrics
     assert torch.equal(weights(stepper.policy.parameters), before)
     assert metrics["num_groups_too_few_valid"] == 2
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_largest_rewards_make_an_update(name: str) -> None:
+    members = random_group(3, num_members=4).members
+    rewards = as_float32(members[0].rows[0].turn_rewards).copy()
+    rewards[-1] = -MAX_REWARD
+    largest = spoilt(members[0], reward=-MAX_REWARD, turn_rewards=pack_float32(rewards))
+    greedy = replace(members[-1], is_greedy=name == "remax")
+    given = group([replace(largest, reward=-MAX_REWARD), *members[1:-1], greedy])
+    metrics = Stepper(1, **settings_of(name)).step([given], 1).metrics
+    assert metrics["num_nonfinite_rewards"] == 0
+    assert (metrics["num_updates"], metrics["num_skipped_updates"]) == (1, 0)
+    assert all(math.isfinite(number) for number in metrics.values() if number is not None)
 
 
 def test_a_row_longer_than_the_model_reads_is_dropped_and_counted() -> None:
