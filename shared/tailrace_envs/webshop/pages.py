@@ -24,6 +24,7 @@ class Page(NamedTuple):
     item: Product | None = None
     chosen: Mapping[str, str] = {}  # option value by option
     detail: str = ""
+    options_first: bool = False  # nothing is bought before each option has a value
 
     def clicks(self, per_page: int) -> tuple[str, ...]:
         """Distinct names that can be clicked; none on the page with the search box."""
@@ -35,7 +36,8 @@ class Page(NamedTuple):
         if self.kind == "item":
             assert self.item is not None
             values = (value for values in self.item.options.values() for value in values)
-            return _once(BACK, PREVIOUS, *DETAILS, *values, BUY)
+            missing = self.item.options.keys() - self.chosen.keys() if self.options_first else ()
+            return _once(BACK, PREVIOUS, *DETAILS, *values, *(() if missing else (BUY,)))
         return (BACK, PREVIOUS) if self.kind == "detail" else ()
 
     def shown(self, per_page: int) -> tuple[Product, ...]:
@@ -48,7 +50,7 @@ class Page(NamedTuple):
         An option value with the name of a button acts as the button, as published.
         """
         if name == BACK:
-            return Page()
+            return Page(options_first=self.options_first)
         if name == PREVIOUS:
             return self._previous()
         if self.kind == "results":
