@@ -36,8 +36,7 @@ class Page(NamedTuple):
         if self.kind == "item":
             assert self.item is not None
             values = (value for values in self.item.options.values() for value in values)
-            missing = self.item.options.keys() - self.chosen.keys() if self.options_first else ()
-            return _once(BACK, PREVIOUS, *DETAILS, *values, *(() if missing else (BUY,)))
+            return _once(BACK, PREVIOUS, *DETAILS, *values, *((BUY,) if self._is_ready else ()))
         return (BACK, PREVIOUS) if self.kind == "detail" else ()
 
     def shown(self, per_page: int) -> tuple[Product, ...]:
@@ -60,6 +59,13 @@ class Page(NamedTuple):
         if name in DETAILS:
             return self._replace(kind="detail", detail=name)
         return self._replace(chosen={**self.chosen, self._option_of(name): name})
+
+    @property
+    def _is_ready(self) -> bool:
+        """True if the item can be bought as it is."""
+        assert self.item is not None
+        asked = {name for name, values in self.item.options.items() if values}
+        return not self.options_first or asked <= self.chosen.keys()
 
     def _in_results(self, name: str) -> "Page":
         if name == NEXT:
