@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 
@@ -76,6 +77,18 @@ def _scale(sampling_metadata: Any) -> Tensor | None:
     return scale.to(torch.float32).unsqueeze(1)
 
 
+def _of_each_draft(
+    values: Tensor, ends: Tensor, num_drafts: int, replace_from: int = 0, replace_to: int = 0
+) -> Tensor:
+    """Values [calls] for each draft [num_drafts]; `ends`: number of drafts up to each call's last.
+
+    vLLM's own fills a copy on the CPU, and checks drafts at temperatures that nobody wrote.
+    """
+    counts = torch.diff(ends, prepend=ends.new_zeros(1))
+    found = values.repeat_interleave(counts, output_size=num_drafts)
+    return found if replace_from == replace_to else found.masked_fill(found == replace_from, replace_to)
+
+
 class WeightLoader:
     """Methods that vLLM adds to its worker class."""
 
@@ -86,6 +99,7 @@ class WeightLoader:
         self.model_runner.sampler.__class__ = ScaledLogprobs
         if hasattr(self.model_runner, "rejection_sampler"):  # with speculative decoding
             self.model_runner.rejection_sampler.__class__ = ScaledRejections
+            rejection_sampler.expand_batch_to_tokens = _of_each_draft
 
     def tailrace_load(self, path: str) -> None:
         """Loads a safetensors file into the model, layer by layer; tensor-parallel ranks cut it."""
