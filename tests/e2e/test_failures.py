@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,26 @@ class Away(FrozenLakeText):
         raise ConnectionError("the lake is away")
 
 
+class Fading(FrozenLakeText):
+    """A lake whose server is away after some games."""
+
+    num_games = 0
+
+    def reset(self, **options):
+        Fading.num_games += 1
+        return super().reset(**options)
+
+    def step(self, action):
+        if Fading.num_games > 60:
+            raise ConnectionError("the lake is away")
+        return super().step(action)
+
+
+def scores(task, messages, metrics):
+    """A reward with a mistake."""
+    return metrics["beauty"]
+
+
 class Flat(FrozenLakeText):
     """A lake on which all that is done is worth the same."""
 
@@ -34,8 +55,10 @@ class Flat(FrozenLakeText):
 '''
 # Python imports this before anything else.
 DYING = """
-import os, sys
+import os, sys, time
 if "tailrace_weight_sync" in sys.orig_argv:
+    with open(os.path.join(os.path.dirname(__file__), "deaths"), "a") as deaths:
+        print(time.time(), file=deaths)
     print("no room for weights", file=sys.stderr, flush=True)
     os._exit(1)
 """
@@ -57,11 +80,15 @@ def train(folder: Path, *overrides: str) -> tuple[int, str]:
     return result.returncode, result.stdout + result.stderr
 
 
-def seconds_to_notice(folder: Path) -> float:
-    """Seconds from the first episode that ended to the end of the run, by its own log."""
+def seconds_to_notice(folder: Path, *outcomes: str) -> float:
+    """Seconds from the first episode that ended, with one of these outcomes, to the end of the run."""
     lines = (folder / "broken" / "events.jsonl").read_text().splitlines()
-    times = {event["body"]["type"]: event["unix_s"] for event in map(json.loads, reversed(lines))}
-    return float(times["run_failed"] - times["episode_settled"])
+    times: dict[str, float] = {}
+    for event in map(json.loads, lines):
+        body = event["body"]
+        if body["type"] != "episode_settled" or not outcomes or body["outcome"] in outcomes:
+            times.setdefault(body["type"], event["unix_s"])
+    return times["run_failed"] - times["episode_settled"]
 
 
 def lake(kind: str) -> tuple[str, ...]:
@@ -86,6 +113,31 @@ def test_an_environment_that_always_raises_ends_the_run(tmp_path: Path) -> None:
     assert "agents.log ends" in printed
     assert "Traceback" not in printed
     assert "the lake is away" in (tmp_path / "broken" / "report.html").read_text()
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(DEADLINE_S + 30)
+def test_an_environment_that_goes_away_for_good_ends_the_run_after_its_grace(tmp_path: Path) -> None:
+    exit_code, printed = train(tmp_path, *lake("Fading"))
+    assert exit_code == 1, printed
+    assert seconds_to_notice(tmp_path, "infra_failure") < SOON_S
+    assert re.search(r"\d+ of the last 40 groups failed as a whole, for 3\d s", printed), printed
+    assert "env.step raised ConnectionError: the lake is away (at broken_lakes.py:" in printed
+    assert "agents.log ends" in printed
+    rows = (tmp_path / "broken" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(rows[-1])["step"] >= 1, "it had made steps"
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(DEADLINE_S + 30)
+def test_a_reward_that_always_raises_ends_the_run(tmp_path: Path) -> None:
+    broken = "reward.rewards=[{name: mine, kind: function, function: 'broken_lakes:scores'}]"
+    exit_code, printed = train(tmp_path, broken)
+    assert exit_code == 1, printed
+    assert seconds_to_notice(tmp_path) < SOON_S
+    assert re.search(r"\d+ groups in a row ended without a valid episode", printed), printed
+    assert "KeyError: 'beauty' (at broken_lakes.py:" in printed
+    assert "reward.log ends" in printed
 
 
 @pytest.mark.heavy
@@ -117,6 +169,8 @@ def test_rewards_that_are_all_equal_end_the_run(
 def test_a_service_that_dies_before_it_is_ready_ends_the_run(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(DYING)
     exit_code, printed = train(tmp_path)
+    first_s = float((tmp_path / "deaths").read_text().split()[0])
     assert exit_code == 1, printed
+    assert time.time() - first_s < SOON_S
     assert "weight_sync keeps failing (exit code 1), 5 times in a row before it was ready" in printed
     assert "weight_sync.log ends:\nno room for weights" in printed

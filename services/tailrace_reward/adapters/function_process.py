@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.foreign import ForeignCodeError, foreign_code, place_of
 from tailrace.processes import ParentLink
 from tailrace.scorers.registry import SCORE_ADDRESS, prepare
 from tailrace_protos.reward import ScoreItem
@@ -84,17 +84,20 @@ def _answer(function: Function, call: ScoringCall, runner: asyncio.Runner) -> Re
     try:
         with foreign_code("the function"):
             value = function(item.task, item.messages, item.metrics, **call.args)
-            if inspect.isawaitable(value):
-                value = runner.run(_await(value))
+        if inspect.isawaitable(value):
+            value = runner.run(_await(value))
+        with foreign_code("the function"):
             return Returned(float(value))
     except ForeignCodeError as error:
-        return Returned(error=f"raised {type(error.error).__name__}: {error.error}")
+        place = "" if call.function == SCORE_ADDRESS else place_of(error.error)
+        return Returned(error=f"raised {type(error.error).__name__}: {error.error}{place}")
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
 async def _await(value: Any) -> Any:
-    return await value
+    with foreign_code("the function"):  # here, so that the error's place is the user's
+        return await value
 
 
 if __name__ == "__main__":

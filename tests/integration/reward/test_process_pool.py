@@ -32,6 +32,10 @@ async def awaited(task, messages, metrics):
 def raises(task, messages, metrics):
     raise LookupError("nothing there")
 
+async def raises_later(task, messages, metrics):
+    await asyncio.sleep(0)
+    raises(task, messages, metrics)
+
 def returns_text(task, messages, metrics):
     return "many"
 
@@ -81,10 +85,13 @@ async def test_plain_and_async_functions_give_their_numbers_whatever_they_print(
 
 
 async def test_exceptions_and_nonsense_are_failures_of_the_call_and_the_process_goes_on() -> None:
-    async with pool("raises", "returns_text", "sleeps") as made:
+    names = ("raises", "raises_later", "returns_text", "sleeps")
+    at = r"at (user_rewards\.py:\d+ raises_later > )?user_rewards\.py:\d+ raises"
+    async with pool(*names) as made:
         pid = await made.call("user_rewards:sleeps", item(), 10)
-        with pytest.raises(ComponentFailedError, match="LookupError: nothing there"):
-            await made.call("user_rewards:raises", item(), 10)
+        for name in names[:2]:
+            with pytest.raises(ComponentFailedError, match=rf"LookupError: nothing there \({at}\)"):
+                await made.call(f"user_rewards:{name}", item(), 10)
         with pytest.raises(ComponentFailedError, match="ValueError"):
             await made.call("user_rewards:returns_text", item(), 10)
         assert await made.call("user_rewards:sleeps", item(), 10) == pid
