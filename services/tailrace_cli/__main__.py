@@ -390,8 +390,10 @@ def main() -> None:
         app()
     except (ConfigError, RunEndedError) as error:
         console.print(f"error: {error}", style="red", soft_wrap=True)
-        is_users = isinstance(error, ConfigError) or error.exit_code == USER_ERROR
-        sys.exit(USER_ERROR if is_users else 1)
+        sys.exit(USER_ERROR if getattr(error, "exit_code", USER_ERROR) == USER_ERROR else 1)
+    except PermissionError as error:  # a run's files are its owner's alone
+        console.print(f"error: {error.filename} is not this user's: be its owner", style="red")
+        sys.exit(USER_ERROR)
 
 
 if __name__ == "__main__":

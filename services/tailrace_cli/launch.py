@@ -45,9 +45,11 @@ def record_launch(run_dir: Path, folder: Path) -> None:
             **_versions(),
         },
     }
-    path = run_dir / FILE
-    path.touch(0o600)
-    path.write_text(json.dumps([*read_launches(run_dir), entry], indent=1) + "\n")
+    launches = [*read_launches(run_dir), entry]
+    part = run_dir / f".{FILE}.part"
+    part.touch(0o600)  # the command may hold keys
+    part.write_text(json.dumps(launches, indent=1) + "\n")
+    part.replace(run_dir / FILE)
 
 
 def read_launches(run_dir: Path) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from tailrace.config import ConfigError
 from tailrace_agents.adapters.kept_episodes import KeptEpisode
 from tailrace_cli.__main__ import app
-from tailrace_cli.launch import command_line
+from tailrace_cli.launch import command_line, read_launches, record_launch
 from tailrace_cli.reporting.digest import RunDigest
 from tailrace_cli.reporting.episodes import chosen_episodes
 from tailrace_cli.reporting.pages import RunReport, differences, write_comparison
@@ -176,6 +177,16 @@ def test_a_page_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_only_settings_that_differ_are_listed() -> None:
     runs = {"a": {"exp_name": "a", "x": {"y": 1, "z": 2}}, "b": {"exp_name": "b", "x": {"y": 1}}}
     assert differences(runs) == {"x.z": ["2", "null"]}
+
+
+def test_every_start_of_a_run_is_recorded_for_its_owner_alone(tmp_path: Path) -> None:
+    for _ in range(2):
+        record_launch(tmp_path, tmp_path)
+    assert [sorted(each["versions"])[-1] for each in read_launches(tmp_path)] == ["transformers"] * 2
+    assert stat.S_IMODE((tmp_path / "launch.json").stat().st_mode) == 0o600
+    page = make_run(tmp_path, "page") / "report.html"
+    page_of(page.parent)
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
 
 
 def test_a_recorded_command_has_no_credentials() -> None:

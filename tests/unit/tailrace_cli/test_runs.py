@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tailrace.config import ConfigError
-from tailrace_cli.__main__ import app
+from tailrace_cli.__main__ import app, main
 from tailrace_cli.run_folders import find_run
 from tailrace_protos.event import Event, EventBody, RunFailed, RunFinished, RunStarted
 
@@ -42,6 +42,20 @@ def make_run(root: Path, *ends: EventBody, name: str = "lake") -> Path:
     )
     (folder / "metrics.jsonl").write_text(json.dumps({"step": 3, "eval/success_rate": 0.75}) + "\n")
     return folder
+
+
+def test_a_run_of_another_user_is_told_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(_path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", "/runs/theirs/state/lock")
+
+    monkeypatch.setattr(sys, "argv", ["tailrace", "status", str(make_run(tmp_path, STARTED))])
+    monkeypatch.setattr(Path, "exists", denied)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "/runs/theirs/state/lock is not this user's" in capsys.readouterr().out
 
 
 @contextmanager

@@ -44,6 +44,15 @@ async def test_a_killed_process_is_started_again(supervisor: Supervisor) -> None
     assert not supervisor.failed.done()
 
 
+async def test_a_restart_is_told_with_the_log_and_an_end_for_good_is_not(tmp_path: Path) -> None:
+    told: list[str] = []
+    supervisor = Supervisor(tmp_path, max_restarts=1, restart_window_s=60.0, tell=told.append)
+    await supervisor.start(ProcessSpec("broken", [sys.executable, "-c", "raise SystemExit(3)"]))
+    await asyncio.wait_for(supervisor.failed, 20)
+    assert told == [f"broken ended (exit code 3) and starts again; its log: {tmp_path}/broken.log"]
+    await supervisor.stop(["broken"], drain_s=0.1)
+
+
 async def test_a_user_error_is_final_and_carries_the_last_line_of_the_log(
     supervisor: Supervisor,
 ) -> None:
