@@ -62,7 +62,7 @@ RECIPES = (
             "+learner.whiten_advantages=true",  # else they shrink below the entropy bonus
             "learner.entropy_loss_coef=0.01",
             "+learner.critic={shared: true, training_args: {learning_rate: 1.0e-3}}",
-            # The error of the critic falls on the end of a turn, which decides nothing: do not sample it.
+            # The critic's error falls on the end of a turn, which decides nothing: it is not sampled.
             "+agents.generating_args.stop=[Left, Down, Right, Up]",
             "+agents.eval_generating_args.stop=[Left, Down, Right, Up]",
             "max_steps=100",
