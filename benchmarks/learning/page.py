@@ -45,7 +45,7 @@ def text(outcomes: Sequence[Outcome], targets: Sequence[Target]) -> str:
     rows = [_row(recipe, outcome) for recipe in known for outcome in _of(recipe, outcomes)]
     lacks = _lacks(outcomes)
     missing = ["Not run yet with these settings:", "", *lacks] if lacks else []
-    goals = [_goal(target) for target in targets]
+    goals = ["Goals:", "", *map(_goal, targets)] if targets else []
     sections = [_section(recipe, _of(recipe, outcomes)[0].baselines) for recipe in known]
     return _HEAD + "\n\n".join(map("\n".join, filter(None, (rows, missing, goals, sections))))
 
