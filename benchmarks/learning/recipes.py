@@ -88,8 +88,8 @@ RECIPES = (
         "grpo, dapo loss, step-wise rows",
         LARGE_LAKE,
         begins_with="lake_4x4_view",
-        remark="What 4x4 lakes taught crosses 0.6 of these lakes before a large lake is ever rewarded; "
-        "the gain counts from there.",
+        remark="What 4x4 lakes taught crosses about half of these lakes before a large lake is ever "
+        "rewarded; the gain counts from there.",
     ),
     Recipe("sokoban_gigpo", "Sokoban", "gigpo, step-wise rows", SOKOBAN),
     Recipe(
