@@ -116,7 +116,7 @@ bench-demo: .venv/ready-dev
 bench-repeat: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_repeat
 
-# 80 minutes: every recipe of benchmarks/learning/recipes.py with three seeds; known runs are left out.
+# Hours: every recipe of benchmarks/learning/recipes.py with three seeds; known runs are left out.
 results: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_learning
 

@@ -44,21 +44,22 @@ def text(outcomes: Sequence[Outcome], targets: Sequence[Target]) -> str:
     known = _known(outcomes)
     rows = [_row(recipe, outcome) for recipe in known for outcome in _of(recipe, outcomes)]
     lacks = _lacks(outcomes)
-    missing = [f"Not run yet with these settings: {'; '.join(lacks)}."] if lacks else []
-    goals = [_goal(target) for target in targets]
+    missing = ["Not run yet with these settings:", "", *lacks] if lacks else []
+    goals = ["Goals:", "", *map(_goal, targets)] if targets else []
     sections = [_section(recipe, _of(recipe, outcomes)[0].baselines) for recipe in known]
     return _HEAD + "\n\n".join(map("\n".join, filter(None, (rows, missing, goals, sections))))
 
 
 def _lacks(outcomes: Sequence[Outcome]) -> list[str]:
     """Recipes of which a seed was not run, with these seeds."""
-    missing = {
-        recipe.name: sorted({*SEEDS} - {outcome.seed for outcome in _of(recipe, outcomes)})
-        for recipe in RECIPES
-    }
-    return [
-        f"`{name}` with seed {', '.join(map(str, seeds))}" for name, seeds in missing.items() if seeds
-    ]
+    missing = []
+    for recipe in RECIPES:
+        seeds = sorted({*SEEDS} - {outcome.seed for outcome in _of(recipe, outcomes)})
+        remark = f". {recipe.remark}" if recipe.remark and len(seeds) == len(SEEDS) else ""
+        missing += (
+            [f"- `{recipe.name}` with seed {', '.join(map(str, seeds))}{remark}"] if seeds else []
+        )
+    return missing
 
 
 def _known(outcomes: Sequence[Outcome]) -> list[Recipe]:
@@ -97,9 +98,10 @@ def _section(recipe: Recipe, baselines: Mapping[str, float]) -> str:
     settings = [*map(_quoted, recipe.overrides), *model, "seed=1"]
     command = " ".join(["tailrace train", recipe.experiment, *settings])
     begins = f"It begins with the last checkpoint of `{recipe.begins_with}`.\n\n"
+    remark = f"{recipe.remark}\n\n" if recipe.remark else ""
     return (
         f"## {recipe.environment}: {recipe.algorithm}\n\n```bash\n{command}\n```\n\n"
-        f"{begins if recipe.begins_with else ''}"
+        f"{begins if recipe.begins_with else ''}{remark}"
         f"Simple players: {players}.\n\n"
         f"![held-out success by optimizer step]({picture.relative_to(PAGE.parent)})\n"
     )

@@ -62,10 +62,6 @@ class WebShopConfig(Config, frozen=True, kw_only=True):
     """true: every page begins with the instruction, as published. false: only the first page that the
     policy sees has it, which saves tokens if the policy sees several pages."""
 
-    options_first: bool = False
-    """true: a page offers to buy only when each option of the product has a value. false: at any time,
-    as published."""
-
     instructions: bool = False
     """The first observation begins with the rules, for models that do not know the game."""
 

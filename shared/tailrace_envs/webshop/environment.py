@@ -47,13 +47,13 @@ class WebShopText(TextGame):
         super().__init__(self.config.max_turns)
         self.shop: Shop = open_shop(self.config.catalogue)
         self.goal: Goal = self.shop.goal_for_seed(self.config.split, 0)  # an empty split fails here
-        self.page = Page(options_first=self.config.options_first)
+        self.page = Page()
         self._reward = 0.0
 
     def begin(self, seed: int) -> str:
         """See `TextGame`."""
         self.goal = self.shop.goal_for_seed(self.config.split, seed)
-        self.page = Page(options_first=self.config.options_first)
+        self.page = Page()
         self._reward = 0.0
         return self._rules() + self._instruction_line() + self._page_text()
 
@@ -90,8 +90,7 @@ class WebShopText(TextGame):
         if self.page.kind != "start":
             return None
         words = action.words[:MAX_QUERY_CHARS]
-        found = self.shop.find(words, self.config.max_results, self.config.split)
-        return self.page._replace(kind="results", results=found)
+        return Page("results", self.shop.find(words, self.config.max_results, self.config.split))
 
     def _text(self) -> str:
         return (self._instruction_line() if self.config.repeat_instruction else "") + self._page_text()

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tailrace_envs.baselines import Player, one_of, random_player
+from tailrace_envs.baselines import Player, random_player
 from tailrace_envs.demonstrations import demonstrations_of
 from tailrace_envs.webshop.environment import WebShopText
 from tailrace_envs.webshop.goals import Goal
@@ -64,17 +64,11 @@ def direct_action(env: WebShopText, goal: Goal) -> str:
 
 
 def _first_result(env: WebShopText, random: np.random.Generator) -> str:
-    """Searches for the instruction, opens the first result and buys it, with any options if it must."""
-    page = env.page
-    if page.kind == "start":
+    """Searches for the instruction, opens the first result and buys it as it is."""
+    if env.page.kind == "start":
         return f"search[{env.goal.instruction}]"
-    if page.kind == "results":
-        return f"click[{next((one.asin for one in page.results), BACK)}]"
-    assert page.item is not None
-    if BUY in page.clicks(env.config.items_per_page):
-        return f"click[{BUY}]"
-    option = next(name for name in page.item.options if name not in page.chosen)
-    return f"click[{one_of(page.item.options[option], random)}]"
+    first = next((one.asin for one in env.page.results), BACK)
+    return f"click[{first if env.page.kind == 'results' else BUY}]"
 
 
 def _nearest_train_goal(env: WebShopText, random: np.random.Generator) -> str:

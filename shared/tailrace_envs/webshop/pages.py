@@ -24,7 +24,6 @@ class Page(NamedTuple):
     item: Product | None = None
     chosen: Mapping[str, str] = {}  # option value by option
     detail: str = ""
-    options_first: bool = False  # nothing is bought before each option has a value
 
     def clicks(self, per_page: int) -> tuple[str, ...]:
         """Distinct names that can be clicked; none on the page with the search box."""
@@ -36,7 +35,7 @@ class Page(NamedTuple):
         if self.kind == "item":
             assert self.item is not None
             values = (value for values in self.item.options.values() for value in values)
-            return _once(BACK, PREVIOUS, *DETAILS, *values, *((BUY,) if self._is_ready else ()))
+            return _once(BACK, PREVIOUS, *DETAILS, *values, BUY)
         return (BACK, PREVIOUS) if self.kind == "detail" else ()
 
     def shown(self, per_page: int) -> tuple[Product, ...]:
@@ -49,7 +48,7 @@ class Page(NamedTuple):
         An option value with the name of a button acts as the button, as published.
         """
         if name == BACK:
-            return Page(options_first=self.options_first)
+            return Page()
         if name == PREVIOUS:
             return self._previous()
         if self.kind == "results":
@@ -59,13 +58,6 @@ class Page(NamedTuple):
         if name in DETAILS:
             return self._replace(kind="detail", detail=name)
         return self._replace(chosen={**self.chosen, self._option_of(name): name})
-
-    @property
-    def _is_ready(self) -> bool:
-        """True if the item can be bought as it is."""
-        assert self.item is not None
-        asked = {name for name, values in self.item.options.items() if values}
-        return not self.options_first or asked <= self.chosen.keys()
 
     def _in_results(self, name: str) -> "Page":
         if name == NEXT:

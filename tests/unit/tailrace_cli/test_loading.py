@@ -490,7 +490,8 @@ PRETRAINED = ("frozen_lake_8x8", "gsm8k", "gsm8k_7b_8gpu", "search_agent_32b_64g
 
 def _overrides(path: Path, folder: Path) -> list[str]:
     is_pretrained = path.parent.name in PRETRAINED or path.stem == "published"
-    overrides = [f"pretrain={folder / 'wide'}"] if is_pretrained and path.stem != "tiny" else []
+    begins_at_random = path.stem in ("tiny", "lake_4x4")
+    overrides = [f"pretrain={folder / 'wide'}"] if is_pretrained and not begins_at_random else []
     if path.stem != "attempts":
         return overrides
     entry = "agents.custom_envs.{}.env_config.dataset.path={}"

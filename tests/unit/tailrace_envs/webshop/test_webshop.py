@@ -9,13 +9,11 @@ import pytest
 
 from tailrace.config import ConfigError
 from tailrace_envs import make_env
-from tailrace_envs.baselines import success_of
 from tailrace_envs.webshop.catalogue import Product
 from tailrace_envs.webshop.environment import INVALID_NOTE, RULES, WebShopText
-from tailrace_envs.webshop.expert import baselines, direct_action
+from tailrace_envs.webshop.expert import direct_action
 from tailrace_envs.webshop.generated import KINDS, generate_products
 from tailrace_envs.webshop.goals import make_goals
-from tailrace_envs.webshop.pages import BUY, Page
 from tailrace_envs.webshop.shop import SearchIndex
 
 PAGES = {"items_per_page": 3}
@@ -42,43 +40,6 @@ def test_a_trip_from_the_search_to_the_purchase() -> None:
     assert (reward, terminated, truncated) == (1.0, True, False)
     assert info["success"] == 1.0
     assert info["option_score"] == info["attribute_score"] == info["price_score"] == 1.0
-
-
-def test_with_options_first_nothing_is_bought_before_each_option_has_a_value() -> None:
-    env = WebShopText(items_per_page=1, options_first=True, max_turns=30)
-    env.reset(seed=5)
-    env.step("click[back to search]")  # invalid on the first page
-    for _ in range(2):  # also after the way back
-        env.step(f"search[{env.goal.product.title}]")
-        item, *_ = env.step(f"click[{env.goal.product.asin}]")
-        for value in env.goal.values:
-            assert "buy now" not in item
-            assert env.step("click[buy now]")[0].startswith(INVALID_NOTE)
-            item, *_ = env.step(f"click[{value}]")
-        assert "buy now" in item
-        env.step("click[back to search]")
-    env.step(f"search[{env.goal.product.title}]")
-    env.step(f"click[{env.goal.product.asin}]")
-    for value in env.goal.values:
-        env.step(f"click[{value}]")
-    assert env.step("click[buy now]")[1] == 1.0
-
-
-def test_a_product_whose_options_have_no_values_is_bought_with_options_first_too() -> None:
-    product = Product(asin="a", title="lamp", price=1.0, options={"color": ()})
-    page = Page(kind="item", item=product, options_first=True)
-    assert BUY in page.clicks(1)
-
-
-def test_the_player_of_the_first_result_buys_where_options_come_first() -> None:
-    shop = {"items_per_page": 1, "split": "held_out", "catalogue": {"num_products": 144}}
-    first = {"first result": baselines()["first result"]}
-    bare, asked = (
-        success_of(first, lambda options=options: WebShopText(**shop, options_first=options), range(99))
-        for options in (False, True)
-    )
-    assert bare["first result"] == 0.0
-    assert 0.05 < asked["first result"] < 0.35  # one combination of options of about six
 
 
 def test_results_are_leafed_through() -> None:
