@@ -43,9 +43,15 @@ async def test_a_session_that_is_opened_again_keeps_its_log_and_gets_the_new_lim
     world: GatewayWorld,
 ) -> None:
     admin = world.http(await world.open("probe"), ADMIN_KEY)
-    made = {"session_id": "one", "timeout_s": 0.2}
-    opened = SessionOpened(**(await admin.post("sessions", json=made)).json())
+
+    async def open_for(timeout_s: float) -> SessionOpened:
+        made = {"session_id": "one", "timeout_s": timeout_s}
+        return SessionOpened(**(await admin.post("sessions", json=made)).json())
+
+    opened = await open_for(60.0)
     client, http = world.openai(opened), world.http(opened)
+    await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+    assert await open_for(0.01) == opened
     refused = ""
     async with asyncio.timeout(60.0):
         while not refused:
@@ -54,8 +60,7 @@ async def test_a_session_that_is_opened_again_keeps_its_log_and_gets_the_new_lim
             except openai.APIStatusError as error:
                 refused = str(error)
     assert "deadline" in refused
-    again = SessionOpened(**(await admin.post("sessions", json={**made, "timeout_s": 60.0})).json())
-    assert again == opened
+    assert await open_for(60.0) == opened
     before = (await http.get("sessions/current")).json()
     assert before["deadline_unix_s"] > time.time() + 30
     await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
