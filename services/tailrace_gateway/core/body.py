@@ -45,23 +45,26 @@ def read_body(raw: bytes, kind: type[T]) -> T:
     """Decode a body; raise `BadRequestError` with the field's name."""
     kind_key: Any = kind
     try:
-        body: T = _decoder(kind_key).decode(raw)
-    except msgspec.ValidationError as error:
-        asked = _without_nulls(raw) if _UNKNOWN.match(str(error)) else raw
-        if asked != raw:
-            return read_body(asked, kind)
-        raise _explained(str(error)) from error
+        try:
+            body: T = _decoder(kind_key).decode(raw)
+        except msgspec.ValidationError as error:
+            asked = _without_nulls(raw) if _UNKNOWN.match(str(error)) else raw
+            if asked != raw:
+                return read_body(asked, kind)
+            raise _explained(str(error)) from error
     except UNREADABLE as error:
         raise BadRequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
     return body
 
 
 def _without_nulls(raw: bytes) -> bytes:
-    """Return the body without its fields that are null, or `raw` if it has none."""
-    fields = msgspec.json.decode(raw)
-    if not isinstance(fields, dict) or None not in fields.values():
+    """Return the body without its fields that are null, or `raw` if it has none or is no object."""
+    try:
+        fields = _decoder(dict[str, msgspec.Raw]).decode(raw)
+    except msgspec.ValidationError:
         return raw
-    return msgspec.json.encode({name: value for name, value in fields.items() if value is not None})
+    kept = {name: value for name, value in fields.items() if bytes(value) != b"null"}
+    return msgspec.json.encode(kept) if len(kept) < len(fields) else raw
 
 
 def _explained(reason: str) -> BadRequestError:

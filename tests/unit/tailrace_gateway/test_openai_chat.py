@@ -204,3 +204,9 @@ def test_a_field_without_a_value_asks_for_nothing() -> None:
     with pytest.raises(BadRequestError) as refused:
         read_chat(body(audio=None, made_up=1))
     assert refused.value.param == "made_up"
+
+
+def test_an_unknown_field_before_a_broken_byte_is_no_valid_json() -> None:
+    with pytest.raises(BadRequestError) as refused:
+        read_chat(b'{"audio": null, "messages": \xd3}')
+    assert refused.value.code == "invalid_json"
