@@ -34,7 +34,8 @@ _OF_REWARD, _OF_GENERATION = re.compile(r"^reward:"), re.compile(r"generation \S
 # Reasons for a group without a trained token: the learner's metric or drop reason, and a remedy.
 _REMEDIES = {
     "zero_variance": "all episodes of a group had the same reward: check the reward, choose tasks that "
-    "the model solves sometimes, raise group_size or the sampling temperature",
+    "the model solves sometimes, raise group_size or the sampling temperature; where it always "
+    "succeeds, lower max_steps",
     "too_few_valid": "groups had too few valid episodes: mend the failures, or lower "
     "scheduler.min_valid",
     "stale": "tokens were older than max_staleness: raise max_staleness or lower the number of "
