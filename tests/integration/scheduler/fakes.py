@@ -132,15 +132,17 @@ class FakeAgents:
             await asyncio.sleep(0.1)
 
     async def _lease(self, tasks: list[EpisodeTask]) -> None:
-        ids = tuple(task.episode_id for task in tasks)
-        request = LeaseRequest(self.worker_id, ids, (50,) * len(ids))
-        while True:
+        """Ask until each episode has a lease: a reply may give some, and a task may come twice."""
+        waiting = {task.episode_id for task in tasks}
+        while waiting:
+            ids = tuple(sorted(waiting))
+            request = LeaseRequest(self.worker_id, ids, (50,) * len(ids))
             reply = await self._bus.request(
                 subjects.lease(self._run), request, LeaseReply, timeout_s=2.0, idempotent_retries=20
             )
-            if reply.leases:
-                assert [lease.episode_id for lease in reply.leases] == list(ids)
-                return
+            given = {lease.episode_id for lease in reply.leases}
+            assert given <= waiting
+            waiting -= given
             await asyncio.sleep(reply.retry_after_s)
 
     async def _settle(self, task: EpisodeTask) -> None:
