@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from tailrace import tracing
-from tailrace.channel import GenerateClient, NatsGenerateClient, ZmqGenerateClient
+from tailrace.channel import GenerateClient, make_client
 from tailrace.chat import Renderer, TemplateError, load_parsers
 from tailrace.clock import SystemClock
 from tailrace.config import ConfigError, RunConfig
@@ -104,7 +104,9 @@ class _Worker:
         card = await Blobs(redis, run).wait_for_model_card()
         check_length(config, card)
         renderer = make_renderer(card, service.run)
-        self._client = client = self._make_client()
+        self._client = client = make_client(
+            config.transport, config.channel, service.bus.connection.client
+        )
         await client.start()
         policy = ContinuingPolicy(
             self._leases, client, self._stages, max_attempts=config.max_generation_attempts
@@ -167,12 +169,6 @@ class _Worker:
             await self._client.close()
         if self._redis is not None:
             await self._redis.aclose()
-
-    def _make_client(self) -> GenerateClient:
-        channel = self._config.channel
-        if self._config.transport == "zmq":
-            return ZmqGenerateClient(channel)
-        return NatsGenerateClient(self._service.bus.connection.client, channel)
 
 
 def check_length(config: AgentsConfig, card: ModelCard) -> None:

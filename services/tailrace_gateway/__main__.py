@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.channel import GenerateClient, NatsGenerateClient, ZmqGenerateClient
+from tailrace.channel import GenerateClient, make_client
 from tailrace.chat import ChatArgs, Renderer, TemplateError, load_parsers
 from tailrace.clock import SystemClock
 from tailrace.config import ConfigError, secret_variable
@@ -92,7 +92,9 @@ class _Gateway:
         )
         blobs = Blobs(redis, self._run)
         renderers = _renderers(await blobs.wait_for_model_card(), service.run.chat)
-        self._client = client = self._make_client()
+        self._client = client = make_client(
+            config.transport, config.channel, service.bus.connection.client
+        )
         await client.start()
         stages = Stages()
         attempts = config.max_generation_attempts
@@ -191,12 +193,6 @@ class _Gateway:
 
     async def _announce(self, message: SessionClosed) -> None:
         await self._service.bus.publish(subjects.gateway_closed(self._run), message)
-
-    def _make_client(self) -> GenerateClient:
-        channel = self._config.channel
-        if self._config.transport == "zmq":
-            return ZmqGenerateClient(channel)
-        return NatsGenerateClient(self._service.bus.connection.client, channel)
 
 
 def _renderers(card: ModelCard, chat: ChatArgs) -> Renderers:

@@ -25,6 +25,8 @@ its calls, a third of its p99).
 
 from typing import Literal
 
+from nats.aio.client import Client as NatsConnection
+
 from tailrace.channel.call import GenerateCall
 from tailrace.channel.config import ClientChannelConfig, ServerChannelConfig
 from tailrace.channel.errors import (
@@ -53,6 +55,16 @@ Transport = Literal["nats", "zmq"]
 TRANSPORTS: tuple[Transport, ...] = ("nats", "zmq")
 DEFAULT_TRANSPORT: Transport = "zmq"
 
+
+def make_client(
+    transport: Transport, config: ClientChannelConfig, connection: NatsConnection
+) -> GenerateClient:
+    """Client of a transport, not started; `connection` carries the frames of `nats` alone."""
+    if transport == "zmq":
+        return ZmqGenerateClient(config)
+    return NatsGenerateClient(connection, config)
+
+
 __all__ = [
     "DEFAULT_TRANSPORT",
     "TRANSPORTS",
@@ -79,4 +91,5 @@ __all__ = [
     "Transport",
     "ZmqGenerateClient",
     "ZmqGenerateServer",
+    "make_client",
 ]
