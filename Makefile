@@ -53,9 +53,12 @@ test-trackers: .venv-trackers/ready
 	.venv-trackers/bin/python -m pytest tests/unit/tailrace_learner/trackers/test_packages.py \
 		tests/unit/tailrace_agents/test_mlflow_traces.py
 
-# One contract for all engines, each with its real package.
+# One contract for all engines, each with its real package; vLLM also with speculative decoding.
+NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}}
 test-engines: .venv-vllm/ready .venv-sglang/ready
 	TAILRACE_ENGINE=vllm .venv-vllm/bin/python -m pytest tests/contract/engine
+	TAILRACE_ENGINE=vllm TAILRACE_ENGINE_ARGS='$(NGRAM)' .venv-vllm/bin/python -m pytest \
+		tests/contract/engine/test_engine.py tests/contract/engine/test_guided.py
 	TAILRACE_ENGINE=sglang .venv-sglang/bin/python -m pytest tests/contract/engine
 	TAILRACE_ENGINE=hf $(BIN)/pytest tests/contract/engine
 	TAILRACE_ENGINE=vllm $(BIN)/pytest -m heavy tests/e2e/test_colocated.py

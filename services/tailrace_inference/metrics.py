@@ -54,6 +54,8 @@ COUNTERS = {
         "stale_kv_tokens", "Tokens sampled over keys and values of an older policy version.",
     ),
     "num_preemptions": ("preemptions", "Requests sent back to the queue for lack of cache."),
+    "num_drafted_tokens": ("drafted_tokens", "Tokens speculated ahead of the model."),
+    "num_accepted_tokens": ("accepted_tokens", "Speculated tokens that the model accepted."),
     "num_finished": ("finished_calls", "Calls that ended with a finish reason."),
     "num_nonfinite_logprobs": (
         "nonfinite_logprobs", "Tokens whose log-probability was not finite; the learner masks them.",

@@ -25,7 +25,8 @@ class EngineFeatures(msgspec.Struct, frozen=True, kw_only=True):
     prefix_reuse: bool = True  # a turn finds keys and values of the one before
     releases_prefixes: bool = False  # `release_prefixes` has an effect
     cache_salt: bool = False  # prefixes kept apart by policy version; otherwise an update drops them
-    speculative: bool = False
+    speculative: bool = False  # drafts tokens, and counts those that it accepts
+    min_p: bool = True
     weights_dtypes: tuple[WeightsDtype, ...] = ("published", "bfloat16")
     """Types of the tensors that `stage` takes. `float8_e4m3fn`: each such matrix is followed by its
     scales, see `tailrace.weights.target_types`."""
@@ -54,6 +55,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int = 0
     num_preempted_tokens: int = 0  # computed again after a preemption; an estimate in other packages
     host_capacity_tokens: int = 0  # of a second cache in host memory, for evicted prefixes
+    num_drafted_tokens: int = 0  # speculated ahead of the model
+    num_accepted_tokens: int = 0  # of those, the ones that the model's distribution took
     num_finished: int = 0
     num_nonfinite_logprobs: int = 0
 

@@ -25,11 +25,11 @@ def check_engine_args(given: dict[str, Any]) -> None:
     """Raises `EngineRefusalError` for arguments that would break what Tailrace relies on."""
     if own := sorted(set(_OWN_ARGS) & given.keys()):
         raise EngineRefusalError(f"inference.engine_args.{own[0]} is set by Tailrace: remove it")
-    if "speculative_config" in given:
+    speculation = given.get("speculative_config")
+    if speculation is not None and speculation.get("method") != "ngram":
         raise EngineRefusalError(
-            "inference.engine_args.speculative_config: log-probabilities of speculated tokens are not "
-            "those after the temperature, and on a CPU vLLM 0.32 checks them at temperatures and a "
-            "top-k that nobody wrote: remove it"
+            f"inference.engine_args.speculative_config: method {speculation.get('method')!r}, whose "
+            "draft model would be neither loaded nor updated: use ngram"
         )
 
 

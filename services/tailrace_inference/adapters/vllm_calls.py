@@ -106,6 +106,7 @@ class SchedulerStats(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types
 
     def __init__(self) -> None:
         self.num_running = self.num_steps = self.num_preemptions = 0
+        self.num_drafted = self.num_accepted = 0
         self.usage = self.step_s = self.preempted_usage = 0.0
         self._last_s = 0.0
 
@@ -118,6 +119,9 @@ class SchedulerStats(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types
             self.num_steps, self._last_s = self.num_steps + 1, now_s
             self.num_running = scheduler_stats.num_running_reqs
             self.usage = scheduler_stats.kv_cache_usage
+            if (speculated := scheduler_stats.spec_decoding_stats) is not None:
+                self.num_drafted += speculated.num_draft_tokens
+                self.num_accepted += speculated.num_accepted_tokens
         if iteration_stats is not None:
             num_preempted = iteration_stats.num_preempted_reqs
             self.num_preemptions += num_preempted

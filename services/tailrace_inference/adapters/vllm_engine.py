@@ -75,6 +75,8 @@ class VllmEngine(StagedEngine):
         self.features = EngineFeatures(
             stop_strings=text is not None,
             seeds="engine",
+            speculative=True,
+            min_p="speculative_config" not in config.engine_args,
             adapters=True,
             cache_salt=True,
             releases_prefixes=config.prefix_cache,
@@ -380,6 +382,8 @@ class VllmEngine(StagedEngine):
             num_preemptions=seen.num_preemptions,
             num_preempted_tokens=int(seen.preempted_usage * self._capacity_tokens),
             host_capacity_tokens=self._host_capacity_tokens,
+            num_drafted_tokens=seen.num_drafted,
+            num_accepted_tokens=seen.num_accepted,
             num_finished=counts.finished,
             num_nonfinite_logprobs=counts.nonfinite,
         )

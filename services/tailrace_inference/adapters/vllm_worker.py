@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 
 from tailrace_inference.adapters.staging import end_with_server
@@ -25,21 +27,66 @@ class ScaledLogprobs(Sampler):  # type: ignore[misc]  # vLLM has no types here
 
     def forward(self, logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
         """See `Sampler`."""
-        temperature = None if sampling_metadata.all_greedy else sampling_metadata.temperature
-        if temperature is not None:
-            scale = torch.where(temperature < _GREEDY, 1.0, temperature)
-            self._scale = scale.to(torch.float32).unsqueeze(1)
+        self._scale = _scale(sampling_metadata)
         try:
             return super().forward(logits, sampling_metadata, *args, **kwargs)
         finally:
             self._scale = None
 
     def compute_logprobs(self, logits: Tensor) -> Tensor:
-        """Log-probabilities [n, vocabulary] float32 after the temperature of the step."""
+        """Log-probabilities [n, vocabulary] float32 after the temperature of the step.
+
+        `n`: calls, or the places of each in turn, after a step that checked drafts.
+        """
         scaled = logits.float()
         if self._scale is not None:
-            scaled = scaled / self._scale
+            places = len(logits) // len(self._scale)
+            scaled = scaled / self._scale.repeat_interleave(places, dim=0)
         return scaled.log_softmax(dim=-1)
+
+
+class ScaledRejections(RejectionSampler):  # type: ignore[misc]
+    """vLLM's check of drafts, with log-probabilities as those of `ScaledLogprobs`."""
+
+    sampler: ScaledLogprobs
+    _scale: Tensor | None = None
+
+    def forward(
+        self, metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling_metadata: Any
+    ) -> Any:
+        """See `RejectionSampler`. vLLM fails at a step with a top-k and without any draft."""
+        if not any(metadata.num_draft_tokens):
+            return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
+        self._scale = _scale(sampling_metadata)
+        return super().forward(metadata, draft_probs, logits, sampling_metadata)
+
+    def _get_logprobs_tensors(self, *args: Any) -> Any:
+        self.sampler._scale = self._scale
+        try:
+            return super()._get_logprobs_tensors(*args)
+        finally:
+            self.sampler._scale = None
+
+
+def _scale(sampling_metadata: Any) -> Tensor | None:
+    """Temperatures [calls, 1] float32 of log-probabilities; None: all are 1."""
+    if sampling_metadata.all_greedy or sampling_metadata.temperature is None:
+        return None
+    temperature = sampling_metadata.temperature
+    scale: Tensor = torch.where(temperature < _GREEDY, 1.0, temperature)
+    return scale.to(torch.float32).unsqueeze(1)
+
+
+def _of_each_draft(
+    values: Tensor, ends: Tensor, num_drafts: int, replace_from: int = 0, replace_to: int = 0
+) -> Tensor:
+    """Values [calls] for each draft [num_drafts]; `ends`: number of drafts up to each call's last.
+
+    vLLM's own fills a copy on the CPU, and checks drafts at temperatures that nobody wrote.
+    """
+    counts = torch.diff(ends, prepend=ends.new_zeros(1))
+    found = values.repeat_interleave(counts, output_size=num_drafts)
+    return found if replace_from == replace_to else found.masked_fill(found == replace_from, replace_to)
 
 
 class WeightLoader:
@@ -50,6 +97,9 @@ class WeightLoader:
     def tailrace_scale_logprobs(self) -> None:
         """Lets the sampler report log-probabilities after the temperature."""
         self.model_runner.sampler.__class__ = ScaledLogprobs
+        if hasattr(self.model_runner, "rejection_sampler"):  # with speculative decoding
+            self.model_runner.rejection_sampler.__class__ = ScaledRejections
+            rejection_sampler.expand_batch_to_tokens = _of_each_draft
 
     def tailrace_load(self, path: str) -> None:
         """Loads a safetensors file into the model, layer by layer; tensor-parallel ranks cut it."""

@@ -42,6 +42,11 @@ def check_request(
         raise InvalidRequestError(
             "sampling.stop needs a tokenizer, but this engine has none: use stop_token_ids"
         )
+    if request.sampling.min_p and not features.min_p:
+        raise InvalidRequestError(
+            "sampling.min_p: this engine has none while it speculates: leave it out, or leave "
+            "speculative decoding out"
+        )
     if request.guide is not None:
         _check_guide(request, features)
     if request.sampling.seed is not None and features.seeds == "no":

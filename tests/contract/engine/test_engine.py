@@ -16,6 +16,7 @@ from tailrace_inference.ports import WeightMismatchError
 from tailrace_protos.base import as_float32, as_int32
 from tailrace_protos.generation import CallErrorCode, FinishReason
 from tests.contract.engine.harness import (
+    ENGINE_ARGS,
     EOS,
     MAX_LEN,
     TOLERANCE,
@@ -55,6 +56,11 @@ async def bench() -> AsyncIterator[Bench]:
 async def test_sampling_parameters_filter_tokens_and_logprobs_are_those_before_the_filters(
     bench: Bench, sampling: dict[str, float]
 ) -> None:
+    if "min_p" in sampling and not bench.engine.features.min_p:
+        refused = await bench.one([5, 6, 7, 8], 60, **sampling)
+        assert refused.error.code is CallErrorCode.INVALID
+        assert "sampling.min_p" in refused.error.reason
+        return
     asked = bench.ask([5, 6, 7, 8], 60, **sampling)
     other = bench.ask([9, 10], 20)  # another temperature in the same batch
     await all_ended([asked, other])
@@ -321,7 +327,24 @@ async def test_weights_of_a_declared_type_are_widened_exactly(bench: Bench, targ
     await bench.update()
 
 
+async def test_drafts_are_accepted_where_the_engine_speculates_and_change_no_probability(
+    bench: Bench,
+) -> None:
+    before = bench.engine.stats()
+    many = [bench.ask([n, n + 1] * 8, 120, temperature=0.3 * (n % 4)) for n in range(16)]
+    await all_ended(many)
+    after = bench.engine.stats()
+    for n, asked in enumerate(many):
+        assert asked.generation.num_tokens == 120
+        assert asked.drift(bench.model, 0.3 * (n % 4) or 1.0).max() < TOLERANCE
+    drafted = after.num_drafted_tokens - before.num_drafted_tokens
+    accepted = after.num_accepted_tokens - before.num_accepted_tokens
+    assert drafted >= accepted
+    assert (accepted > 0) == bool(ENGINE_ARGS.get("speculative_config"))
+
+
 async def test_tokens_are_drawn_from_the_model_s_distribution(bench: Bench) -> None:
+    """Drafts repeat what stands before: a wrong check of them would prefer it."""
     prompt = [*range(VOCAB_SIZE), 7, 8]
     many = [bench.ask(prompt, 3) for _ in range(600)]
     await all_ended(many)
