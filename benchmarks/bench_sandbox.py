@@ -52,7 +52,7 @@ plan = Plan.make(
 folder = f"{{base}}/cold-{{os.urandom(12).hex()}}"
 os.mkdir(folder, 0o700)
 os.chdir(folder)
-confine(plan, folder, Limits(), 3)
+confine(plan, folder, Limits(), None, 3)
 exec({CODE!r})
 """
 

@@ -76,7 +76,7 @@ def descendants(pid: int) -> Iterator[tuple[int, list[str]]]:
     while waiting:
         parent, threads = waiting.pop()
         for thread in threads:
-            for child in map(int, _read(f"/proc/{parent}/task/{thread}/children").split()):
+            for child in map(int, read(f"/proc/{parent}/task/{thread}/children").split()):
                 entry = child, _list(f"/proc/{child}/task")
                 yield entry
                 waiting.append(entry)
@@ -121,7 +121,7 @@ def footprint(pid: int, max_processes: int, max_mappings: int, seen: Memory) -> 
 
 def _ran(pid: int, tasks: list[str]) -> bytes:
     """Times that the threads of a process ran; empty where the kernel does not count them."""
-    times = [_read(f"/proc/{pid}/task/{task}/schedstat", 64) for task in tasks]
+    times = [read(f"/proc/{pid}/task/{task}/schedstat", 64) for task in tasks]
     return b"".join(times) if all(times) and _COUNTS_RUNS else b""
 
 
@@ -144,7 +144,7 @@ def _held(
 def is_awake(pid: int) -> bool:
     """Tell whether a thread of a descendant of `pid` runs, or would if something happened."""
     return any(
-        _read(f"/proc/{descendant}/task/{task}/stat").rpartition(b")")[2][1:2] in (b"R", b"S")
+        read(f"/proc/{descendant}/task/{task}/stat").rpartition(b")")[2][1:2] in (b"R", b"S")
         for descendant, tasks in descendants(pid)
         for task in tasks
     )
@@ -170,7 +170,7 @@ def _alive(pid: int, tasks: list[str]) -> tuple[str, int, int]:
 def _status(where: str) -> tuple[int, int]:
     """Threads, and bytes of memory; zero bytes when it has ended or is about to."""
     threads = held_kib = 0
-    for name, value in _STATUS.findall(_read(f"{where}/status")):
+    for name, value in _STATUS.findall(read(f"{where}/status")):
         if name == b"Threads":
             threads = int(value)
         else:
@@ -221,7 +221,7 @@ def _mappings(where: str, most: int, hidden: dict[Key, int]) -> int:
     and deleted go into `hidden`: their mapped part is all that can be known.
     """
     most_bytes = (most + 1) * _LONGEST_MAPPING
-    text = _read(f"{where}/maps", most_bytes)
+    text = read(f"{where}/maps", most_bytes)
     if len(text) >= most_bytes:
         return most + 1
     if b"(deleted)" in text:
@@ -243,7 +243,7 @@ def _list(path: str | int) -> list[str]:
         return []
 
 
-def _read(path: str, most_bytes: int = 1 << 20) -> bytes:
+def read(path: str, most_bytes: int = 1 << 20) -> bytes:
     """Content of a file below `/proc`; empty when its process has ended."""
     pieces = []
     try:
