@@ -22,6 +22,7 @@ from tailrace_sandbox.engine import child, workspace
 from tailrace_sandbox.engine.call import ForkedCall
 from tailrace_sandbox.engine.confine import Plan
 from tailrace_sandbox.engine.forks import ForkGate
+from tailrace_sandbox.engine.inspection import Inspection
 
 _MAX_MESSAGE_BYTES = 65536
 _FOLDER_NAMES = ("HOME", "TMPDIR", "PWD")
@@ -36,6 +37,7 @@ class Zygote:
         self._fork_process = fork
         self._plan = plan
         self._base = base
+        self._tells_room = workspace.tells_room(base)
         self._call: ForkedCall | None = None
         self._folder = ""
         self._max_processes = 0  # of the call
@@ -114,7 +116,8 @@ class Zygote:
         pid = self._fork(child.Order(mode, self._folder, limits, fds))
         is_session = mode == "session"
         deadline_s = None if is_session else time.monotonic() + limits.wall_s
-        self._call = ForkedCall(pid, self._folder, limits, is_session, deadline_s)
+        inspection = Inspection(self._folder, limits, self._tells_room)
+        self._call = ForkedCall(pid, inspection, is_session, deadline_s)
         self._closes_after = message["closes_after"]
         self._tell(f"started {pid} {self._folder}")
 
