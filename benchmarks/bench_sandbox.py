@@ -3,7 +3,8 @@
 Run it with `make bench-sandbox`. Everything is pinned to one core: service, zygote and calls together.
 Both sides run the same program under the same Landlock rules, system call filter, limits and user, in
 turns, so that a disturbance of the machine meets both. `cpu_ms` is processor time of all processes of a
-call, which other work on the machine does not change.
+call, which other work on the machine does not change. The last rows are the processor time of a zygote
+that checks a call of many processes, as a share of one core.
 """
 
 from __future__ import annotations
@@ -52,8 +53,23 @@ plan = Plan.make(
 folder = f"{{base}}/cold-{{os.urandom(12).hex()}}"
 os.mkdir(folder, 0o700)
 os.chdir(folder)
-confine(plan, folder, Limits(), 3)
+confine(plan, folder, Limits(), None, 3)
 exec({CODE!r})
+"""
+
+_MANY = """
+import os, time
+began = time.monotonic()
+kept = [open("f", "w") for _ in range(100)]
+for _ in range(30):
+    if os.fork() == 0:
+        while time.monotonic() < began + 10:
+            if {busy}:
+                for _ in range(20000): pass
+            time.sleep(0.001 if {busy} else 0.5)
+        os._exit(0)
+for _ in range(30): os.wait()
+print(time.monotonic() - began)
 """
 
 
@@ -101,8 +117,7 @@ def _cpu_s() -> float:
     """Processor time of this process, of its children that live, and of all that have ended."""
     times = os.times()
     total = time.process_time() + times.children_user + times.children_system
-    children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text(encoding="ascii")
-    for pid in children.split():
+    for pid in _children():
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
         ticks = map(int, stat.rpartition(")")[2].split()[11:15])
         total += sum(ticks) / os.sysconf("SC_CLK_TCK")
@@ -126,6 +141,27 @@ async def cold_call(place: Place) -> None:
     assert shown.decode() == SHOWN, shown
 
 
+async def share_of_checks(busy: bool) -> float:
+    """Processor time of a zygote per second of a call with 30 processes of 100 open files each."""
+    runner = Runner(await prepare(SandboxConfig(max_concurrency=1)))
+    await warm_call(runner)
+    zygote = _children()[-1]
+    before_s = _cpu_of(zygote)
+    outcome = await runner.run(Work("python", _MANY.format(busy=busy), 30.0))
+    share = (_cpu_of(zygote) - before_s) / float(outcome.stdout)
+    await runner.close()
+    return share
+
+
+def _children() -> list[int]:
+    path = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    return [int(pid) for pid in path.read_text(encoding="ascii").split()]
+
+
+def _cpu_of(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[0]) / 1e9
+
+
 async def compare(num_calls: int, num_cold_calls: int) -> Results:
     """Both sides in turns in the same process."""
     results = Results("sandbox", ("tailrace",), num_rounds=NUM_ROUNDS)
@@ -142,6 +178,12 @@ async def compare(num_calls: int, num_cold_calls: int) -> Results:
     results.at_most("processor time of a call in ms, all processes together", warm.cpu_ms, 3.0)
     results.at_least("times as fast as a cold confined interpreter", warm.rate / cold.rate, 4.0)
     await runner.close()
+    for what, busy in (("asleep", False), ("busy", True)):
+        share = await share_of_checks(busy)
+        results.add(
+            what=f"checks of 30 processes with 100 open files each, {what}", share_of_a_core=share
+        )
+        results.at_most(f"share of a core for checks of 30 processes, {what}", share, 0.02)
     return results
 
 

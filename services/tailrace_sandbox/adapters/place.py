@@ -50,6 +50,7 @@ class Place:
             "uid": uid,
             "landlock": self.features.landlock_abi > 0,
             "seccomp": self.features.seccomp,
+            "counts_forks": uid < 0 and self.features.counts_forks,
             "readable": self.config.readable,
             "preload": self.config.preload,
         }

@@ -17,6 +17,7 @@ _X32_BIT = 0x40000000
 
 ALLOW = 0x7FFF0000
 KILL = 0x80000000
+ASK = 0x7FC00000  # the listener of the filter decides
 _ERRNO = 0x00050000
 
 

@@ -10,7 +10,7 @@ that a call arms sends SIGCONT, so a stopped call runs again only when its zygot
 import errno
 from dataclasses import dataclass
 
-from tailrace_sandbox.core.bpf import ALLOW, Compare, Rule, Verdict, assemble, refuse
+from tailrace_sandbox.core.bpf import ALLOW, ASK, Compare, Rule, Verdict, assemble, refuse
 from tailrace_sandbox.core.syscalls import AUDIT_ARCH, numbers
 
 _ALLOWED = """
@@ -32,6 +32,8 @@ eventfd2 epoll_create1 dup3 pipe2 preadv pwritev getcpu renameat2 getrandom memb
 copy_file_range preadv2 pwritev2 statx rseq openat2 faccessat2 epoll_pwait2 futex_waitv
 signalfd signalfd4
 """
+
+_FORKS = ("fork", "vfork", "clone")
 
 _METADATA = """
 chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futimesat utimensat
@@ -99,6 +101,14 @@ def filter_program(confinement: Confinement) -> bytes:
     number_of = numbers(confinement.machine)
     verdicts = {number_of[name]: verdict for name, verdict in named.items() if name in number_of}
     return assemble(AUDIT_ARCH[confinement.machine], verdicts, refuse(errno.ENOSYS))
+
+
+def fork_gate_program(machine: str) -> bytes:
+    """A second seccomp program, which asks its listener about every new process and thread."""
+    number_of = numbers(machine)
+    verdicts = {number_of[name]: ASK for name in _FORKS if name in number_of}
+    verdicts[number_of["clone3"]] = refuse(errno.ENOSYS)
+    return assemble(AUDIT_ARCH[machine], verdicts, ALLOW)
 
 
 def _by_name(confinement: Confinement) -> dict[str, Verdict]:

@@ -15,6 +15,7 @@ class Features:
     seccomp: bool
     is_root: bool
     own_user: bool  # root may give calls users of their own
+    counts_forks: bool  # a zygote may decide on each fork of a call (seccomp's user notification)
     lists_children: bool  # /proc tells which processes a process started
 
     @classmethod
@@ -59,6 +60,12 @@ def findings(features: Features) -> tuple[Finding, ...]:
             "" if features.seccomp else "x86_64 or aarch64 and a kernel with seccomp filters",
         ),
         Finding("user of tool code", *_user(features)),
+        Finding(
+            "limit of processes",
+            "exact"
+            if features.own_user or features.counts_forks
+            else "the kernel's, with room for other processes of the user",
+        ),
         Finding(
             "process list (limits of whole calls)",
             "present" if features.lists_children else "missing",

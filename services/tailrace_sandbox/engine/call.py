@@ -5,8 +5,8 @@ import signal
 import time
 from dataclasses import dataclass, field
 
-from tailrace_sandbox.core.limits import Limits
-from tailrace_sandbox.engine import processes, workspace
+from tailrace_sandbox.engine import processes
+from tailrace_sandbox.engine.inspection import Inspection
 from tailrace_sandbox.engine.workspace import UninspectableError
 
 _FIRST_LOOK_S = 0.01
@@ -24,15 +24,13 @@ class ForkedCall:
     """The processes of a call. `deadline_s`: monotonic; None while a session waits for code."""
 
     pid: int  # of its first process, and its process group
-    folder: str
-    limits: Limits
+    inspection: Inspection
     is_session: bool
     deadline_s: float | None
     look_s: float = field(default_factory=lambda: time.monotonic() + _FIRST_LOOK_S)
     was_interrupted: bool = False
     is_paused: bool = False
     num_blind_looks: int = 0  # one after the other
-    seen: processes.Memory = field(default_factory=dict)
     num_restless_looks: int = 0  # one after the other, that found a paused call running
 
     def next_event_s(self) -> float:
@@ -82,35 +80,16 @@ class ForkedCall:
         return "restless" if self.num_restless_looks > _MAX_RESTLESS_LOOKS else ""
 
     def _look(self) -> str:
-        limits = self.limits
         try:
-            held = processes.footprint(
-                os.getpid(), limits.max_processes, limits.max_mappings, self.seen
-            )
-            used = workspace.measure(self.folder, limits.max_files)
+            reason = self.inspection.look()
             self.num_blind_looks = 0
         except (UninspectableError, OSError):
             self.num_blind_looks += 1
             self.look_s = time.monotonic() + _FIRST_LOOK_S
             return "uninspectable" if self.num_blind_looks > _MAX_BLIND_LOOKS else ""
-        return self._judge(held, used)
-
-    def _judge(self, held: processes.Footprint, used: workspace.Usage) -> str:
-        limits = self.limits
-        if held.num_processes > limits.max_processes:
-            return "processes"
-        if held.num_mappings > limits.max_mappings:
-            return "mappings"
-        room_bytes = limits.memory_bytes - held.memory_bytes
-        if room_bytes < 0:
-            return "memory"
-        soon_s = max(_FIRST_LOOK_S, room_bytes / _FASTEST_BYTES_S)
+        soon_s = max(_FIRST_LOOK_S, self.inspection.room_bytes / _FASTEST_BYTES_S)
         self.look_s = min(self.look_s, time.monotonic() + soon_s)
-        if used.num_files > limits.max_files:
-            return "files"
-        if used.num_bytes + held.hidden_bytes > limits.disk_bytes:
-            return "disk"
-        return ""
+        return reason
 
     def resume(self, wall_s: float) -> None:
         """Let a session run until it pauses or `wall_s` seconds are over."""

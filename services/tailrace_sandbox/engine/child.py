@@ -10,6 +10,7 @@ import marshal
 import os
 import random
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Order:
     fds: Sequence[int]
 
 
-def main(plan: Plan, order: Order) -> None:
+def main(plan: Plan, order: Order, gate: socket.socket) -> None:
     """Become the call. The payload is read before the descriptors are closed, and nothing else."""
     os.setsid()
     kernel.die_with_parent(signal.SIGKILL)
@@ -45,7 +46,7 @@ def main(plan: Plan, order: Order) -> None:
     last_fd = _arrange(order.fds)
     _settle(order.workspace)
     try:
-        confine(plan, order.workspace, order.limits, last_fd + 1)
+        confine(plan, order.workspace, order.limits, gate, last_fd + 1)
     except OSError as error:
         os.write(2, f"the sandbox could not confine this call: {error}\n".encode())
         os._exit(NOT_CONFINED)

@@ -7,11 +7,12 @@ ends the process then; nothing that it installs can be taken back.
 import contextlib
 import os
 import resource
+import socket
 import sys
 from dataclasses import dataclass
 
 from tailrace_sandbox.core.limits import MIB, Limits
-from tailrace_sandbox.core.policy import Confinement, filter_program
+from tailrace_sandbox.core.policy import Confinement, filter_program, fork_gate_program
 from tailrace_sandbox.engine import kernel
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
@@ -55,6 +56,9 @@ class Plan:
     seccomp: bool
     confinement: Confinement
     program: bytes
+    fork_gate: (
+        bytes  # program that lets the zygote decide on each fork; empty: the kernel's limit holds
+    )
     rules: tuple[bytes, ...]  # of Landlock, besides that of the call's folder
     max_limits: tuple[int, ...]  # of `_LIMITED`: what this process may ask for at most
     num_processes_outside: int  # of the same user, which the kernel counts together with the call's
@@ -66,6 +70,7 @@ class Plan:
         paths: tuple[str, ...],
         *,
         seccomp: bool,
+        counts_forks: bool = False,
         num_processes_outside: int,
     ) -> "Plan":
         """For tool code that may read `paths` beside the system's own; missing ones are left out."""
@@ -80,6 +85,7 @@ class Plan:
             seccomp,
             confinement,
             filter_program(confinement) if seccomp else b"",
+            fork_gate_program(confinement.machine) if counts_forks else b"",
             tuple(rules),
             tuple(map(_hard_limit, _LIMITED)),
             num_processes_outside,
@@ -90,15 +96,19 @@ def _open(path: str) -> int:
     return os.open(path, os.O_PATH | os.O_CLOEXEC)
 
 
-def confine(plan: Plan, workspace: str, limits: Limits, first_foreign_fd: int) -> None:
+def confine(
+    plan: Plan, workspace: str, limits: Limits, gate: socket.socket, first_foreign_fd: int
+) -> None:
     """Leave this process the workspace, its own children and nothing else of the machine.
 
-    Descriptors from `first_foreign_fd` on are closed.
+    Descriptors from `first_foreign_fd` on are closed. `gate` takes the listener of the fork gate.
     """
     os.nice(_NICE)
     kernel.gain_no_privileges()
     if plan.landlock_abi:
         _restrict_files(plan, workspace)
+    if plan.fork_gate:
+        socket.send_fds(gate, [b"\0"], [kernel.install_listened_filter(plan.fork_gate)])
     os.closerange(first_foreign_fd, _MAX_FDS)
     _limit(limits, plan)  # after what opens files
     if plan.seccomp:

@@ -17,6 +17,8 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 36, 38, 22
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _SECCOMP_MODE_FILTER = 2
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SET_FILTER, _NEW_LISTENER, _WAIT_KILLABLE = 1, 1 << 3, 1 << 5
 _CAPABILITY_VERSION_3 = 0x20080522
 _M_ARENA_MAX = -8
 _PATH_RULE = 1
@@ -39,6 +41,7 @@ _create_ruleset = _syscall(ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint)
 _add_rule = _syscall(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
 _restrict_self = _syscall(ctypes.c_int, ctypes.c_uint)
 _capset = _syscall(ctypes.c_char_p, ctypes.c_char_p)
+_seccomp = _syscall(ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p)
 
 
 def _checked(result: int) -> int:
@@ -96,6 +99,19 @@ def install_filter(program: bytes) -> None:
     code = _Filter(len(program) // 8, program)
     address = ctypes.addressof(code)
     _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, address)
+
+
+def install_listened_filter(program: bytes) -> int:
+    """Filter the system calls of this thread and what it forks, for ever; the listener's descriptor.
+
+    Who listens decides on calls for which the program says so.
+    """
+    code = _Filter(len(program) // 8, program)
+    number, address = _SECCOMP[platform.machine()], ctypes.addressof(code)
+    try:  # no signal interrupts a thread whose request has been received
+        return _checked(_seccomp(number, _SET_FILTER, _NEW_LISTENER | _WAIT_KILLABLE, address))
+    except OSError:  # before Linux 5.19
+        return _checked(_seccomp(number, _SET_FILTER, _NEW_LISTENER, address))
 
 
 def gain_no_privileges() -> None:

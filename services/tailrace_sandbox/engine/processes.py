@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tailrace_sandbox.engine.workspace import BLOCK_BYTES, CALL_PREFIX, UninspectableError
+from tailrace_sandbox.core.limits import Limits
+from tailrace_sandbox.engine.workspace import BLOCK_BYTES, UninspectableError
 
 _REAP_TIMEOUT_S = 8.0
 _REAP_POLL_S = 0.002
 _STATUS = re.compile(rb"^(RssAnon|RssShmem|VmPTE|VmSwap|Threads):\s+(\d+)", re.MULTILINE)
 _LONGEST_MAPPING = 160  # bytes of a line; more of them on average count as too many lines
-
 
 Key = tuple[int, int]  # device and inode of a file
 
@@ -29,11 +29,19 @@ class StuckError(Exception):
     """Processes of a call did not end although they were killed."""
 
 
-class Footprint(NamedTuple):
-    """Resources that all processes of a call hold together."""
+class Survey(NamedTuple):
+    """Resources of all processes of a call that are cheap to read."""
 
     num_processes: int  # threads count
-    memory_bytes: int  # not backed by files, with what pipes and sockets can hold
+    memory_bytes: int  # not backed by files
+    num_descriptors: int
+
+
+class Holdings(NamedTuple):
+    """Resources of all processes of a call that take a system call, or a line, each."""
+
+    queue_bytes: int  # of memory, if all pipes and sockets are full, and of other objects
+    num_sockets: int
     hidden_bytes: int  # on disk, in files without a name
     num_mappings: int
 
@@ -45,27 +53,10 @@ def _socket_bytes() -> int:
         return 3 * ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
 
 
-_PIPE_BYTES = 65536
+PIPE_BYTES = 65536
+SOCKET_BYTES = _socket_bytes()
 _OTHER_BYTES = 4096  # timers, events and lists of them
-_QUEUE_BYTES = {stat.S_IFSOCK: _socket_bytes(), stat.S_IFIFO: _PIPE_BYTES}
-_OF_A_CALL = f"/{CALL_PREFIX}".encode()
-_COUNTS_RUNS = os.path.exists("/proc/self/schedstat")
-
-
-class SeenProcess(NamedTuple):
-    """Findings about a process while none of its threads ran.
-
-    Only files change then, by the hands of others: their entries are looked at again.
-    """
-
-    ran: bytes  # how long and how often each of its threads ran
-    objects: dict[Key, int]  # pipes and sockets, with the bytes that they can hold
-    files: tuple[str, ...]  # names of the open files among its descriptors
-    num_others: int
-    num_mappings: int  # negative: it maps files of the call
-
-
-Memory = dict[int, SeenProcess]  # of one look for the next, by pid
+_QUEUE_BYTES = {stat.S_IFSOCK: SOCKET_BYTES, stat.S_IFIFO: PIPE_BYTES}
 
 
 def descendants(pid: int) -> Iterator[tuple[int, list[str]]]:
@@ -76,75 +67,74 @@ def descendants(pid: int) -> Iterator[tuple[int, list[str]]]:
     while waiting:
         parent, threads = waiting.pop()
         for thread in threads:
-            for child in map(int, _read(f"/proc/{parent}/task/{thread}/children").split()):
+            for child in map(int, read(f"/proc/{parent}/task/{thread}/children").split()):
                 entry = child, _list(f"/proc/{child}/task")
                 yield entry
                 waiting.append(entry)
 
 
-def footprint(pid: int, max_processes: int, max_mappings: int, seen: Memory) -> Footprint:
-    """Add up all descendants of `pid`, or those found until there are more than `max_processes` or
-    `max_mappings`.
+def survey(pid: int, limits: Limits) -> Survey:
+    """Add up all descendants of `pid`, or those found until there are too many.
 
-    Stopping there keeps the look short while processes multiply. `seen` is that of the last look, for
-    processes that did not run since. Raises `UninspectableError` if a process hides what it holds.
+    Stopping there keeps the look short while processes multiply. Raises `UninspectableError` if a
+    process hides what it holds.
     """
-    num_processes = memory_bytes = num_mappings = 0
-    hidden: dict[Key, int] = {}
-    queues: dict[Key, int] = {}
-    last = dict(seen)
-    seen.clear()
+    num_processes = memory_bytes = num_descriptors = 0
     for descendant, tasks in descendants(pid):
         where, threads, held_bytes = _alive(descendant, tasks)
         num_processes += threads
         memory_bytes += held_bytes
-        if num_processes > max_processes:
+        if num_processes > limits.max_processes:
             break
-        if not threads:
-            continue
-        ran = _ran(descendant, tasks)
-        try:
-            found = _held(where, ran, last.get(descendant), hidden, max_mappings - num_mappings)
-        except PermissionError as error:
-            if _alive(descendant, tasks)[1]:
-                raise UninspectableError("a process hides its open files") from error
-            continue
-        seen[descendant] = found
-        queues.update(found.objects)
-        memory_bytes += found.num_others * _OTHER_BYTES
-        num_mappings += abs(found.num_mappings)
+        if threads:
+            with _visible(descendant, tasks):
+                num_descriptors += _num_descriptors(where, limits)
+    return Survey(num_processes, memory_bytes, num_descriptors)
+
+
+@contextlib.contextmanager
+def _visible(pid: int, tasks: list[str]) -> Iterator[None]:
+    """Raise `UninspectableError` for a process that hides itself; one that just ends may."""
+    try:
+        yield
+    except PermissionError as error:
+        if _alive(pid, tasks)[1]:
+            raise UninspectableError("a process hides its open files") from error
+
+
+def holdings(pid: int, max_mappings: int) -> Holdings:
+    """Add up the descendants of `pid`, or those found until there are more than `max_mappings`.
+
+    Objects that several hold count once. Raises `UninspectableError`.
+    """
+    queues: dict[Key, int] = {}
+    hidden: dict[Key, int] = {}
+    num_others = num_mappings = 0
+    for descendant, tasks in descendants(pid):
+        where, threads, _ = _alive(descendant, tasks)
+        if threads:
+            with _visible(descendant, tasks):
+                num_others += _open_files(where, queues, hidden)
+                num_mappings += _mappings(where, max_mappings - num_mappings, hidden)
         if num_mappings > max_mappings:
             break
-    memory_bytes += sum(queues.values())
-    return Footprint(num_processes, memory_bytes, sum(hidden.values()), num_mappings)
+    num_sockets = sum(held == SOCKET_BYTES for held in queues.values())
+    queue_bytes = sum(queues.values()) + num_others * _OTHER_BYTES
+    return Holdings(queue_bytes, num_sockets, sum(hidden.values()), num_mappings)
 
 
-def _ran(pid: int, tasks: list[str]) -> bytes:
-    """Times that the threads of a process ran; empty where the kernel does not count them."""
-    times = [_read(f"/proc/{pid}/task/{task}/schedstat", 64) for task in tasks]
-    return b"".join(times) if all(times) and _COUNTS_RUNS else b""
-
-
-def _held(
-    where: str, ran: bytes, last: SeenProcess | None, hidden: dict[Key, int], max_mappings: int
-) -> SeenProcess:
-    """Open files and mappings of a process; deleted files go into `hidden`."""
-    if last is None or not ran or ran != last.ran:
-        objects, files, num_others = _open_files(where, hidden)
-        num_mappings = _mappings(where, max_mappings, hidden)
-        return SeenProcess(ran, objects, files, num_others, num_mappings)
-    for name in last.files:
-        with contextlib.suppress(FileNotFoundError):
-            _add_hidden(os.stat(f"{where}/fd/{name}"), hidden)
-    if last.num_mappings < 0:
-        return last._replace(num_mappings=_mappings(where, max_mappings, hidden))
-    return last
+def _num_descriptors(where: str, limits: Limits) -> int:
+    """Number of open descriptors; the most that there may be where the kernel does not tell."""
+    try:
+        return os.stat(f"{where}/fd").st_size or limits.max_open_files  # before Linux 6.2
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def is_awake(pid: int) -> bool:
     """Tell whether a thread of a descendant of `pid` runs, or would if something happened."""
     return any(
-        _read(f"/proc/{descendant}/task/{task}/stat").rpartition(b")")[2][1:2] in (b"R", b"S")
+        read(f"/proc/{descendant}/task/{task}/stat").rpartition(b")")[2][1:2] in (b"R", b"S")
         for descendant, tasks in descendants(pid)
         for task in tasks
     )
@@ -170,7 +160,7 @@ def _alive(pid: int, tasks: list[str]) -> tuple[str, int, int]:
 def _status(where: str) -> tuple[int, int]:
     """Threads, and bytes of memory; zero bytes when it has ended or is about to."""
     threads = held_kib = 0
-    for name, value in _STATUS.findall(_read(f"{where}/status")):
+    for name, value in _STATUS.findall(read(f"{where}/status")):
         if name == b"Threads":
             threads = int(value)
         else:
@@ -178,17 +168,13 @@ def _status(where: str) -> tuple[int, int]:
     return threads, held_kib * 1024
 
 
-def _open_files(where: str, hidden: dict[Key, int]) -> tuple[dict[Key, int], tuple[str, ...], int]:
-    """Pipes and sockets with their bytes, names of files, number of other objects.
-
-    Deleted files go into `hidden`.
-    """
-    objects: dict[Key, int] = {}
-    files, num_others = [], 0
+def _open_files(where: str, queues: dict[Key, int], hidden: dict[Key, int]) -> int:
+    """Put pipes and sockets into `queues`, deleted files into `hidden`; the number of other objects."""
+    num_others = 0
     try:
         folder = os.open(f"{where}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):
-        return {}, (), 0
+        return 0
     try:
         for name in _list(folder):
             try:
@@ -196,32 +182,26 @@ def _open_files(where: str, hidden: dict[Key, int]) -> tuple[dict[Key, int], tup
             except FileNotFoundError:
                 continue  # closed meanwhile
             kind = stat.S_IFMT(found.st_mode)
-            if kind == stat.S_IFREG:
-                files.append(name)
-                _add_hidden(found, hidden)
+            if kind == stat.S_IFREG and found.st_nlink == 0:
+                key = (found.st_dev, found.st_ino)
+                hidden[key] = max(found.st_blocks * BLOCK_BYTES, hidden.get(key, 0))
             elif kind in _QUEUE_BYTES:
-                objects[found.st_dev, found.st_ino] = _QUEUE_BYTES[kind]
+                queues[found.st_dev, found.st_ino] = _QUEUE_BYTES[kind]
             elif kind == 0:
                 num_others += 1
     finally:
         os.close(folder)
-    return objects, tuple(files), num_others
-
-
-def _add_hidden(found: os.stat_result, hidden: dict[Key, int]) -> None:
-    if found.st_nlink == 0 and stat.S_ISREG(found.st_mode):
-        key = (found.st_dev, found.st_ino)
-        hidden[key] = max(found.st_blocks * BLOCK_BYTES, hidden.get(key, 0))
+    return num_others
 
 
 def _mappings(where: str, most: int, hidden: dict[Key, int]) -> int:
     """Number of mappings, counted until there are more than `most`.
 
-    Negative if files of a call are among them, which others may delete. Those that are mapped, closed
-    and deleted go into `hidden`: their mapped part is all that can be known.
+    Files that are mapped, closed and deleted go into `hidden`: their mapped part is all that can be
+    known.
     """
     most_bytes = (most + 1) * _LONGEST_MAPPING
-    text = _read(f"{where}/maps", most_bytes)
+    text = read(f"{where}/maps", most_bytes)
     if len(text) >= most_bytes:
         return most + 1
     if b"(deleted)" in text:
@@ -232,8 +212,7 @@ def _mappings(where: str, most: int, hidden: dict[Key, int]) -> int:
                 major, _, minor = device.partition(b":")
                 key = (os.makedev(int(major, 16), int(minor, 16)), int(inode))
                 hidden[key] = max(int(end, 16) - int(begin, 16), hidden.get(key, 0))
-    num_mappings = text.count(b"\n")
-    return -num_mappings if _OF_A_CALL in text else num_mappings
+    return text.count(b"\n")
 
 
 def _list(path: str | int) -> list[str]:
@@ -243,7 +222,7 @@ def _list(path: str | int) -> list[str]:
         return []
 
 
-def _read(path: str, most_bytes: int = 1 << 20) -> bytes:
+def read(path: str, most_bytes: int = 1 << 20) -> bytes:
     """Content of a file below `/proc`; empty when its process has ended."""
     pieces = []
     try:

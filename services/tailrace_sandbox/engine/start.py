@@ -17,6 +17,7 @@ from tailrace_sandbox.engine.zygote import Zygote
 
 CONTROL_FD = 3
 SHARED_USER_HEADROOM = 24
+_NO_LIMIT = 1 << 22
 _WARM = (
     "ast", "base64", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal",
     "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math",
@@ -33,6 +34,7 @@ class Start:
     uid: int  # user to become; negative: stay
     landlock: bool
     seccomp: bool
+    counts_forks: bool
     readable: tuple[str, ...]  # besides the system and the interpreter
     preload: tuple[str, ...]  # modules that every call finds imported
 
@@ -55,7 +57,8 @@ def main(argument: str) -> None:
         confinement,
         paths,
         seccomp=start.seccomp,
-        num_processes_outside=_processes_outside(start.uid),
+        counts_forks=start.counts_forks,
+        num_processes_outside=_processes_outside(start),
     )
     # Modules that nobody here knows may have hooks to run at a fork.
     zygote = Zygote(control, plan, start.base, os.fork if start.preload else kernel.fork)
@@ -77,16 +80,19 @@ def _become(uid: int) -> None:
     kernel.drop_capabilities()
 
 
-def _processes_outside(uid: int) -> int:
+def _processes_outside(start: Start) -> int:
     """Number of this user's processes outside the call: the zygote alone, if the user is its own.
 
-    Otherwise the kernel also counts those of other containers, which are invisible here; so ask the
-    kernel: fork below the limit fails. Some are added for those that start later.
+    Otherwise the kernel also counts those of other containers, which are invisible here. The fork gate
+    counts without it. Where there is none, ask the kernel: fork below the limit fails. Some are added
+    for those that start later.
     """
-    if uid >= 0:
+    if start.uid >= 0:
         return 1
     if os.getuid() == 0:
         raise OSError("the kernel never limits the processes of root: run the sandbox as another user")
+    if start.counts_forks:
+        return _NO_LIMIT
     low, high = 1, 1 << 20
     while low < high:
         middle = (low + high) // 2

@@ -13,6 +13,7 @@ from typing import NamedTuple
 BLOCK_BYTES = 512
 CALL_PREFIX = "call-"
 _MAX_DEPTH = 64
+_TRIAL_FILES, _TRIAL_BYTES = 4, 1 << 18
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -25,6 +26,36 @@ class Usage(NamedTuple):
 
     num_files: int
     num_bytes: int
+
+
+class Room(NamedTuple):
+    """Free bytes and free files of a file system."""
+
+    num_bytes: int
+    num_files: int
+
+
+def room(path: str) -> Room:
+    """Room on the file system of `path`."""
+    found = os.statvfs(path)
+    return Room(found.f_bfree * found.f_frsize, found.f_ffree)
+
+
+def tells_room(base: str) -> bool:
+    """Tell whether the file system of `base` has less room at once when something is written there."""
+    folder = create(base)
+    try:
+        before = room(folder)
+        for number in range(_TRIAL_FILES):
+            with open(f"{folder}/{number}", "wb") as file:
+                file.write(os.urandom(_TRIAL_BYTES))
+        after = room(folder)
+    finally:
+        remove(folder)
+    return (
+        before.num_bytes - after.num_bytes >= _TRIAL_FILES * _TRIAL_BYTES
+        and before.num_files - after.num_files >= _TRIAL_FILES
+    )
 
 
 def create(base: str) -> str:

@@ -21,6 +21,8 @@ from tailrace_sandbox.core.limits import Limits
 from tailrace_sandbox.engine import child, workspace
 from tailrace_sandbox.engine.call import ForkedCall
 from tailrace_sandbox.engine.confine import Plan
+from tailrace_sandbox.engine.forks import ForkGate
+from tailrace_sandbox.engine.inspection import Inspection
 
 _MAX_MESSAGE_BYTES = 65536
 _FOLDER_NAMES = ("HOME", "TMPDIR", "PWD")
@@ -35,34 +37,59 @@ class Zygote:
         self._fork_process = fork
         self._plan = plan
         self._base = base
+        self._tells_room = workspace.tells_room(base)
         self._call: ForkedCall | None = None
         self._folder = ""
+        self._max_processes = 0  # of the call
         self._closes_after = False
+        self._gate: ForkGate | None = None
+        self._gates, self._child_gates = socket.socketpair()
+        self._gates.setblocking(False)
         self._wake_fd = _wake_on_children()
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
         self._poll.register(self._wake_fd, select.POLLIN)
+        self._poll.register(self._gates, select.POLLIN)
 
     def serve(self) -> None:
         """Until the service closes its end."""
         while True:
             self._wait()
+            self._let_fork()
             call = self._call
             if call is not None and call.has_ended():
                 self._end("")
             elif call is not None and (reason := call.breach()):
                 self._end(reason)
-            if self._control in self._ready and not self._obey():
+            if self._control.fileno() in self._ready and not self._obey():
                 break
         self._close()
 
     def _wait(self) -> None:
-        timeout_s = self._call.next_event_s() if self._call is not None else -1.0
-        ready = [fd for fd, _ in self._poll.poll(timeout_s * 1000 if timeout_s >= 0 else None)]
-        self._ready = [self._control] if self._control.fileno() in ready else []
-        if self._wake_fd in ready:
+        times_s = [one.next_event_s() for one in (self._call, self._gate) if one is not None]
+        timeout_s = min((time_s for time_s in times_s if time_s >= 0), default=None)
+        self._ready = dict(self._poll.poll(None if timeout_s is None else timeout_s * 1000))
+        if self._wake_fd in self._ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_fd, 4096)
+
+    def _let_fork(self) -> None:
+        """Answer the call's requests to fork; its gate comes from its first process, once."""
+        if self._gates.fileno() in self._ready:
+            self._gate = self._new_gate()
+            self._poll.register(self._gate.listener, select.POLLIN)
+        if self._gate is None:
+            return
+        event = self._ready.get(self._gate.listener, 0)
+        if event & select.POLLIN:
+            self._gate.receive()
+        elif event:  # no process is left that could ask
+            self._poll.unregister(self._gate.listener)
+        self._gate.decide()
+
+    def _new_gate(self) -> ForkGate:
+        _, (listener,), _, _ = socket.recv_fds(self._gates, 1, 1)
+        return ForkGate(listener, self._max_processes)
 
     def _obey(self) -> bool:
         """Do what one message says; False when the service is gone."""
@@ -85,10 +112,12 @@ class Zygote:
             self._make_folder()
         limits = Limits(*message["limits"])
         mode = message["mode"]
+        self._max_processes = limits.max_processes
         pid = self._fork(child.Order(mode, self._folder, limits, fds))
         is_session = mode == "session"
         deadline_s = None if is_session else time.monotonic() + limits.wall_s
-        self._call = ForkedCall(pid, self._folder, limits, is_session, deadline_s)
+        inspection = Inspection(self._folder, limits, self._tells_room)
+        self._call = ForkedCall(pid, inspection, is_session, deadline_s)
         self._closes_after = message["closes_after"]
         self._tell(f"started {pid} {self._folder}")
 
@@ -103,7 +132,7 @@ class Zygote:
         if pid:
             return pid
         try:
-            child.main(self._plan, order)
+            child.main(self._plan, order, self._child_gates)
         finally:
             os._exit(child.NOT_CONFINED)
 
@@ -121,17 +150,32 @@ class Zygote:
 
     def _end(self, reason: str) -> None:
         assert self._call is not None
-        exit_code = self._call.end()
-        self._call = None
+        exit_code = self._end_processes(self._call)
         self._tell(f"ended {exit_code} {reason}")
         if self._closes_after:
             self._close()
 
+    def _end_processes(self, call: ForkedCall) -> int:
+        exit_code = call.end()
+        self._call = None
+        if self._gate is not None:
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(self._gate.listener)
+            self._gate.close()
+            self._gate = None
+        else:
+            self._drop_gate()
+        return exit_code
+
+    def _drop_gate(self) -> None:
+        """Close a gate that nobody has taken, of a call that is over."""
+        with contextlib.suppress(BlockingIOError):
+            self._new_gate().close()
+
     def _close(self) -> None:
         """Leave nothing of the call."""
         if self._call is not None:
-            self._call.end()
-            self._call = None
+            self._end_processes(self._call)
         if self._folder:
             workspace.remove(self._folder)
             self._folder = ""
@@ -147,6 +191,7 @@ class Zygote:
         os.write(fds[0], marshal.dumps({"patterns": [], "max_bytes": 0}))
         self._fork(child.Order("collect", folder, Limits(), fds))
         _, status = os.wait()
+        self._drop_gate()
         for fd in fds:
             os.close(fd)
         workspace.remove(folder)

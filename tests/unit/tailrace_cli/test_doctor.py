@@ -17,7 +17,9 @@ from tailrace_cli.commands.doctor import doctor
 from tailrace_sandbox.adapters.place import probe
 from tailrace_sandbox.core.tiers import Features, tier
 
-FULL = Features("x86_64", 7, seccomp=True, is_root=True, own_user=True, lists_children=True)
+FULL = Features(
+    "x86_64", 7, seccomp=True, is_root=True, own_user=True, counts_forks=True, lists_children=True
+)
 
 
 def reporting(features: Features) -> Callable[[str], Awaitable[Features]]:

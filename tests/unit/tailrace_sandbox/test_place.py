@@ -14,7 +14,9 @@ from tailrace_sandbox.adapters.place import prepare
 from tailrace_sandbox.config import SandboxConfig
 from tailrace_sandbox.core.tiers import Features
 
-FULL = Features("x86_64", 7, seccomp=True, is_root=False, own_user=False, lists_children=True)
+FULL = Features(
+    "x86_64", 7, seccomp=True, is_root=False, own_user=False, counts_forks=True, lists_children=True
+)
 
 
 def reporting(features: Features) -> Callable[[str], Awaitable[Features]]:
