@@ -73,7 +73,7 @@ class EnvHandle:
 
     @property
     def reports_success(self) -> bool:
-        """Whether an episode that ends tells its success: that of a game with a method `success`, or of
+        """True if an episode that ends tells its success: that of a game with a method `success`, or of
         an environment whose kind has told it before."""
         return SUCCESS in self._told or callable(getattr(self.env, SUCCESS, None))
 

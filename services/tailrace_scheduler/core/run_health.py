@@ -190,7 +190,7 @@ class RunHealth:
         return None
 
     def finish(self) -> str:
-        """What is to be said of a run that has finished."""
+        """Reason for the end of a run that has finished."""
         if self._solved is None:
             return "all steps, the final checkpoint and the final evaluation are done"
         return f"{self._solved.reason}; {self._final_success()[1]}"
