@@ -168,6 +168,7 @@ class RunStatus(Message, frozen=True, tag="run_status"):
     hints: tuple[str, ...] = ()  # that hold now
     progress_unix_s: float = 0.0  # of the newest valid episode, step or evaluation
     failed: RunFailed | None = None  # with phase `failed`
+    ended_early: str = ""  # why training ended before `max_steps`
     eval_greedy_success_rate: float | None = None  # at temperature 0; null without `eval_greedy`
     warm_start_step: int = 0  # of `warm_start_num_steps`; 0 before the first
     warm_start_num_steps: int = 0

@@ -81,6 +81,7 @@ class EpisodeSettled(msgspec.Struct, frozen=True, tag="episode_settled"):
     num_cut_replies: int = 0  # ended by a limit of tokens
     stages: StageSeconds = StageSeconds()
     context_tokens: int = 0  # of its longest row; 0: it has none
+    reports_success: bool = False  # `success` is not derived from the reward
 
 
 class GroupClosed(msgspec.Struct, frozen=True, tag="group_closed"):
@@ -192,8 +193,30 @@ class ServerQuarantined(msgspec.Struct, frozen=True, tag="server_quarantined"):
     good_step: int  # of its last good reading; -1: there was none
 
 
+class TaskSolved(msgspec.Struct, frozen=True, tag="task_solved"):
+    """Every training episode succeeds, so that none teaches anything: the run ends before `max_steps`.
+
+    A learner that resumes takes it back.
+    """
+
+    lineage: str
+    step: int
+    num_groups: int  # in a row, that trained no token
+    reason: str
+
+
+class TrainingEnded(msgspec.Struct, frozen=True, tag="training_ended"):
+    """The learner takes no step after `step`, because the task is solved; a checkpoint holds it."""
+
+    lineage: str
+    step: int
+
+
 class RunFinished(msgspec.Struct, frozen=True, tag="run_finished"):
-    """The run ended by itself: all steps, the final checkpoint and the final evaluation are done."""
+    """The run ended by itself: all steps were made, or its task is solved (`TaskSolved`).
+
+    The final checkpoint and the final evaluation are done.
+    """
 
     step: int
     reason: str
@@ -237,6 +260,8 @@ EventBody = (
     | EvaluationFinished
     | ServerQuarantined
     | HintChanged
+    | TaskSolved
+    | TrainingEnded
     | RunFinished
     | RunFailed
 )

@@ -73,6 +73,11 @@ class Trajectory(Message, frozen=True, tag="trajectory"):
             return None
         return self.metrics.get("success", float(self.reward > 0))
 
+    @property
+    def reports_success(self) -> bool:
+        """True if `success` is what the task reported."""
+        return "success" in self.metrics
+
 
 class TrajectoryGroup(Message, frozen=True, tag="trajectory_group"):
     """A closed group: its settled members, cancelled ones included (without rows)."""

@@ -27,7 +27,7 @@ class ProgressView:
         self._title = title
         self._num_failures_shown = 0
         self._hints_shown: tuple[str, ...] = ()
-        self._has_failed = False
+        self._has_failed = self._has_ended_early = False
         self._last_line: tuple[object, ...] = ()
         self._width = console.width
         self._live = (
@@ -72,6 +72,7 @@ class ProgressView:
         )
         cells = [Text.assemble((f"{name} ", "dim"), value) for name, value in _cells(status)]
         notes = [Text(failure_line(status), style="red")] if status.num_failures else []
+        notes += [Text(f"training ends early: {status.ended_early}")] if status.ended_early else []
         notes += [Text(f"hint: {hint}", style="yellow") for hint in status.hints]
         return Group(heading, Padding(bar, expand=False), Columns(cells, padding=(0, 3)), *notes)
 
@@ -84,6 +85,9 @@ class ProgressView:
         if status.failed is not None and not self._has_failed:
             self._has_failed = True
             self._note(f"the run failed: {status.failed.reason}")
+        if status.ended_early and not self._has_ended_early:
+            self._has_ended_early = True
+            self._note(f"training ends early: {status.ended_early}")
         for hint in status.hints:
             if _without_numbers(hint) not in known:
                 self._note(f"hint: {hint}")

@@ -27,7 +27,7 @@ READERS_OF_RUN: dict[str, tuple[str, ...]] = {
     "eval_steps": ("scheduler",),
     "logging_steps": ("learner",),
     "pretrain": ("gateway", "learner", "cli"),
-    "resume_from_checkpoint": ("learner", "cli"),
+    "resume_from_checkpoint": ("scheduler", "learner", "cli"),
     "render_save_dir": ("agents", "cli"),
     "logging_dir": ("cli",),
     "group_size": ("scheduler",),

@@ -16,8 +16,11 @@ from tailrace_protos.event import (
     Event,
     EventBody,
     HintChanged,
+    LearnerResumed,
     RunFailed,
+    RunFinished,
     RunStarted,
+    TaskSolved,
 )
 from tailrace_scheduler.core.run_health import alike_text
 
@@ -78,6 +81,7 @@ class Health:
     newest_failure: str = ""
     hints: list[str] = field(default_factory=list)  # that were raised, without repetitions
     failed: str = ""  # why the run ended without success
+    ended_early: str = ""  # why training ended before `max_steps`
 
 
 HEALTH_MARKS = (
@@ -86,6 +90,9 @@ HEALTH_MARKS = (
     b'"hint_changed"',
     b'"run_failed"',
     b'"run_started"',
+    b'"run_finished"',
+    b'"task_solved"',
+    b'"learner_resumed"',
     b'"evaluation_finished"',
 )
 _MOST_KINDS = 5
@@ -100,7 +107,7 @@ class HealthLog:
         self._newest: dict[str, str] = {}
         self._hints: dict[str, str] = {}
         self._newest_failure = ""
-        self._failed = ""
+        self._failed = self._ended_early = ""
 
     def apply(self, body: EventBody) -> None:
         """Take note of an event."""
@@ -118,6 +125,12 @@ class HealthLog:
                 self._hints.update(_left_out(body))
             case RunFailed(reason=reason):
                 self._failed = reason
+            case TaskSolved(reason=reason):
+                self._ended_early = reason
+            case RunFinished(reason=reason) if self._ended_early:
+                self._ended_early = reason
+            case LearnerResumed():  # training goes on
+                self._ended_early = ""
             case RunStarted():  # it goes on
                 self._failed = ""
 
@@ -126,7 +139,8 @@ class HealthLog:
         """Health so far; the commonest failures first."""
         commonest = self._counts.most_common(_MOST_KINDS)
         failures = [(self._newest[key], count) for key, count in commonest]
-        return Health(failures, self._newest_failure, list(self._hints.values()), self._failed)
+        hints = list(self._hints.values())
+        return Health(failures, self._newest_failure, hints, self._failed, self._ended_early)
 
 
 def read_health(run_dir: Path) -> Health:
@@ -194,6 +208,8 @@ def _health(health: Health) -> Iterator[Line]:
         yield "the newest failure", health.newest_failure
     for hint in health.hints:
         yield "hint", hint
+    if health.ended_early:
+        yield "training ended early", health.ended_early
     if health.failed:
         yield "the run failed", health.failed
 

@@ -3,8 +3,8 @@
 Order of a step: take groups and compute them as they come; change the weights; begin the next step
 while this one's weights are published; emit `StepFinished` after the publication. A checkpoint waits
 for the publication of its step, is copied between two passes and written while training goes on; the
-buffer releases its groups once it is durable. A stop leaves an unfinished step and saves a checkpoint.
-Any failure here ends the process: the next process continues from the newest checkpoint.
+buffer releases its groups once it is durable. A stop, or an end of training before `max_steps`, leaves
+an unfinished step and saves a checkpoint. A failure ends the process: the next one resumes from there.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from tailrace_learner.ports import (
     WeightSink,
 )
 from tailrace_protos.control import source_of
-from tailrace_protos.event import ServerQuarantined, StepFinished
+from tailrace_protos.event import ServerQuarantined, StepFinished, TrainingEnded
 from tailrace_protos.trajectory import TrajectoryGroup
 
 log = get_logger(__name__)
@@ -119,6 +119,7 @@ class Learner:
         self._base_version: int | None = None  # None: every version is whole
         self._entered = False
         self._is_stopping = False
+        self._is_solved = False  # the scheduler wants no further step
         self._ended = asyncio.Event()
         self._step_ended_s = ports.clock.monotonic_s()
 
@@ -164,7 +165,7 @@ class Learner:
         self._progress.published(version)
 
     async def _step(self, tasks: asyncio.TaskGroup) -> bool:
-        """Do one step; False if the learner was stopped before it was done."""
+        """Do one step; False if the learner was stopped, or training ended, before it was done."""
         timing = Timing(self._step_ended_s)
         ports, trainer = self._ports, self._trainer
         await self._waited(timing, ports.device.take())
@@ -175,12 +176,13 @@ class Learner:
         trace = StepTrace()
         num_dropped = 0
         while trainer.num_missing_groups:
-            if self._is_stopping:
+            if self._is_stopping or self._is_solved:
                 self._progress.abandon_step()
                 return False
             old_step = self._run.old_step(self.state.step)
             waiting = ports.source.next_groups(trainer.num_missing_groups, _BLOCK_S, old_step)
             taken = await self._waited(timing, waiting)
+            self._is_solved = not taken and await ports.source.is_training_ended(self.state.lineage)
             kept = await self._add(taken)
             groups += kept
             trace.take(kept, ports.clock.unix_s())
@@ -197,9 +199,8 @@ class Learner:
         self._progress.step_done(timing, self._step_ended_s, numbers)
         _observe(self.state.step, timing, numbers)
         self._keep_trajectories(groups)
-        group_ids = [group.group_id for group in groups]
         finished = self._progress.finished_event(
-            timing, ports.clock.unix_s(), group_ids, num_dropped, numbers
+            timing, ports.clock.unix_s(), [group.group_id for group in groups], num_dropped, numbers
         )
         await self._published()
         with carried(trace.end(finished)):
@@ -299,13 +300,17 @@ class Learner:
     async def _save_last(self) -> None:
         """Repeat until the last checkpoint is on disk; at a stop, try once."""
         await self._saved()
-        if self._is_stopping and self._progress.has_unsaved_steps:
-            await self._save(*await self._copy())
-        while self._progress.is_save_overdue and not self._is_stopping:
-            await self._ports.clock.sleep(_SAVE_AGAIN_S)
+        progress, is_early = self._progress, self._is_stopping or self._is_solved
+        is_due = progress.has_unsaved_steps if is_early else progress.is_save_overdue
+        while is_due:
             copy, state = await self._copy()
             await self._ports.device.give()
             await self._save(copy, state)
+            is_due = progress.is_save_overdue and not self._is_stopping
+            if is_due:
+                await self._ports.clock.sleep(_SAVE_AGAIN_S)
+        if self._is_solved and not progress.is_save_overdue:
+            await self._ports.events.emit(SERVICE, TrainingEnded(self.state.lineage, self.state.step))
 
     async def _copy(self) -> tuple[object, RunState]:
         """Copy the model between two passes; returns the copy and the state for its checkpoint."""
@@ -356,15 +361,11 @@ class Learner:
         return result
 
 
-def _outcome(prepared: PreparedGroup) -> str:
-    return prepared.drop_reason or ("trained" if prepared.rows else "without_rows")
-
-
 def _observe_group(prepared: PreparedGroup) -> None:
-    metrics.GROUPS.labels(_outcome(prepared)).inc()
+    outcome, counts = "trained" if prepared.rows else "without_rows", prepared.counts
+    metrics.GROUPS.labels(prepared.drop_reason or outcome).inc()
     for reason in ("stale", "nonfinite"):
-        count = prepared.counts.get(f"num_{reason}_tokens", 0)
-        metrics.MASKED_TOKENS.labels(reason).inc(count)
+        metrics.MASKED_TOKENS.labels(reason).inc(counts.get(f"num_{reason}_tokens", 0))
     if found := flaws(prepared.counts):
         log.error("malformed episodes", group_id=prepared.group_id, flaws=found, remedy=_FLAW_REMEDY)
 

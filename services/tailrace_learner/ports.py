@@ -25,6 +25,9 @@ class GroupSource(Protocol):
         Keeps places for open groups whose first tokens are of `old_step` or before.
         """
 
+    async def is_training_ended(self, lineage: str) -> bool:
+        """Returns whether the scheduler wants no further step of this lineage."""
+
     async def mark_dropped(self, entry_ids: Sequence[str], reason: str) -> None:
         """Give groups back untrained."""
 

@@ -85,6 +85,10 @@ class GroupStore(Protocol):
         """Places of the learner's step for which it found no group that it may take; 0: it works."""
         ...
 
+    async def end_training(self, lineage: str) -> None:
+        """Ask the learner of this lineage to take no further step."""
+        ...
+
     async def settle(
         self, group_id: str, members: Sequence[int], outcome: Outcome, reason: str
     ) -> None:

@@ -52,6 +52,14 @@ class Flat(FrozenLakeText):
     def step(self, action):
         observation, _, terminated, truncated, info = super().step(action)
         return observation, 0.0, terminated, truncated, {"success": 0.0}
+
+
+class Easy(Flat):
+    """A lake on which all that is done succeeds."""
+
+    def step(self, action):
+        *told, _ = super().step(action)
+        return *told, {"success": 1.0}
 '''
 # Python imports this before anything else.
 DYING = """
@@ -162,6 +170,24 @@ def test_rewards_that_are_all_equal_end_the_run(
     assert seconds_to_notice(tmp_path) < SOON_S
     assert re.search(expected, printed), printed
     assert "all episodes of a group had the same reward" in printed
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(DEADLINE_S + 30)
+@pytest.mark.parametrize(
+    "overrides", [(), ("learner.zero_variance_groups=redraw",)], ids=["counted", "redrawn"]
+)
+def test_a_task_in_which_everything_succeeds_ends_the_run_as_finished(
+    tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    exit_code, printed = train(tmp_path, *lake("Easy"), "scheduler.max_untrained_steps=3", *overrides)
+    assert exit_code == 0, printed
+    assert "training ends early: the task is solved: all episodes of the last " in printed
+    assert "success of the final evaluation: 1.000 sampled" in " ".join(printed.split())
+    lines = (tmp_path / "broken" / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+    assert (last["task_solved"], last["eval/success_rate"]) == (1, 1.0)
+    assert (tmp_path / "broken" / "checkpoints" / f"step_{last['step']}" / "run_state.json").exists()
 
 
 @pytest.mark.heavy

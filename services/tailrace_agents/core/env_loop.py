@@ -5,8 +5,14 @@ from typing import Any, cast
 
 from tailrace.foreign import ForeignCodeError
 from tailrace.log import get_logger
-from tailrace.sdk.agent_loop import AgentLoop, EpisodeEnd, EpisodePolicy, LoopLimits
-from tailrace_agents.core.environments import EnvHandle, EnvPool, StepResult
+from tailrace.sdk.agent_loop import (
+    AgentLoop,
+    EpisodeEnd,
+    EpisodeOverError,
+    EpisodePolicy,
+    LoopLimits,
+)
+from tailrace_agents.core.environments import SUCCESS, EnvHandle, EnvPool, StepResult
 from tailrace_agents.core.episode import EpisodeResult
 from tailrace_agents.core.journal import EpisodeRecords
 from tailrace_agents.core.machine import Episode, PlayContext
@@ -18,7 +24,11 @@ log = get_logger(__name__)
 
 
 class EnvLoop(AgentLoop):
-    """Plays one episode of an environment. `counts` grows by its invalid actions."""
+    """Plays one episode of an environment. `counts` grows by its invalid actions.
+
+    An episode that a limit cuts has the success that its environment told last, 0 if it tells it at the
+    end only. Where the environment never tells a success, none is reported.
+    """
 
     def __init__(
         self,
@@ -31,6 +41,7 @@ class EnvLoop(AgentLoop):
         self._seed = seed
         self._counts = counts
         self._observer = observer
+        self._success = 0.0  # that the environment has told last
 
     async def run(self, row: dict[str, Any], policy: EpisodePolicy) -> EpisodeEnd:
         """See `AgentLoop`; raises `ForeignCodeError` and `ReplayMismatchError`."""
@@ -40,7 +51,12 @@ class EnvLoop(AgentLoop):
         if self._observer is not None:
             self._observer.on_reset(observation)
         while True:
-            reply = await turns.answer(observation, opening)
+            try:
+                reply = await turns.answer(observation, opening)
+            except EpisodeOverError:
+                if self._handle.reports_success:
+                    self._counts[SUCCESS] = self._success
+                raise
             step = await self._handle.step(reply)
             self._note(reply, step)
             await turns.take_step(step)
@@ -49,6 +65,7 @@ class EnvLoop(AgentLoop):
             observation = step.observation
 
     def _note(self, reply: str, step: StepResult) -> None:
+        self._success = step.numbers.get(SUCCESS, self._success)
         if "invalid_action" in step.numbers:
             self._counts["num_invalid_actions"] += step.numbers.pop("invalid_action")
         if self._observer is not None:

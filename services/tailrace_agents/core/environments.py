@@ -20,6 +20,7 @@ from tailrace.sdk.env import Env
 A = TypeVar("A")
 T = TypeVar("T")
 
+SUCCESS = "success"
 _NUMBER = (int, float)  # `bool` is an `int`
 
 
@@ -42,12 +43,22 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class EnvHandle:
-    """An environment played in the event loop, or in a thread of `threads` if it may block."""
+    """An environment played in the event loop, or in a thread of `threads` if it may block.
 
-    __slots__ = ("_running", "_stages", "_threads", "env")
+    `told`: numbers by which environments of its kind have told how an episode ended, shared by them.
+    """
 
-    def __init__(self, env: Env, threads: Executor | None = None, stages: Stages | None = None) -> None:
+    __slots__ = ("_running", "_stages", "_threads", "_told", "env")
+
+    def __init__(
+        self,
+        env: Env,
+        threads: Executor | None = None,
+        stages: Stages | None = None,
+        told: set[str] | None = None,
+    ) -> None:
         self.env = env
+        self._told = set() if told is None else told
         self._threads = threads
         self._stages = stages or Stages()
         self._running: Future[Any] | None = None  # the call in a thread, until it returned
@@ -59,6 +70,12 @@ class EnvHandle:
     async def step(self, reply: str) -> StepResult:
         """Answers a reply; raises `ForeignCodeError`."""
         return self._step(reply) if self._threads is None else await self._in_thread(self._step, reply)
+
+    @property
+    def reports_success(self) -> bool:
+        """True if an episode that ends tells its success: that of a game with a method `success`, or of
+        an environment whose kind has told it before."""
+        return SUCCESS in self._told or callable(getattr(self.env, SUCCESS, None))
 
     def close(self) -> None:
         """Frees the environment, at once or when the call that still runs in it returns."""
@@ -88,6 +105,8 @@ class EnvHandle:
             if not math.isfinite(reward):
                 raise ValueError(f"rewards must be finite, found {reward}")
             numbers = {key: float(value) for key, value in info.items() if isinstance(value, _NUMBER)}
+            if SUCCESS in numbers:
+                self._told.add(SUCCESS)
             return StepResult(
                 _text(observation), float(reward), bool(terminated), bool(truncated), numbers
             )
@@ -112,13 +131,14 @@ class EnvPool:
         self._stages = stages
         self._max_idle = max_idle
         self._idle: list[EnvHandle] = []
+        self._told: set[str] = set()
 
     def take(self) -> EnvHandle:
         """Returns an idle environment or a new one; raises `ForeignCodeError` if it cannot be made."""
         if self._idle:
             return self._idle.pop()
         with foreign_code("making the environment"):
-            return EnvHandle(self._make(), self._threads, self._stages)
+            return EnvHandle(self._make(), self._threads, self._stages, self._told)
 
     def give_back(self, handle: EnvHandle) -> None:
         """Keeps an environment whose episode ended without an error."""

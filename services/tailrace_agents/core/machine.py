@@ -31,7 +31,7 @@ from tailrace_agents.core.episode import (
     SamplingPlan,
     mix_seed,
 )
-from tailrace_agents.core.transcript import NO_TURNS, EnvTranscript, Transcript
+from tailrace_agents.core.transcript import NO_TURNS, Transcript
 from tailrace_agents.ports import EpisodeJournal, EpisodeTakenError
 from tailrace_protos.episode import OVER_BUDGET, EpisodeTask, Outcome, StageSeconds
 from tailrace_protos.generation import SamplingParams
@@ -273,8 +273,6 @@ class Episode:
 
     def _result(self, end: EpisodeEnd) -> EpisodeResult:
         metrics = {**self.transcript.counts(), **self.counts, **end.metrics}
-        if end.outcome is Outcome.POLICY_FAILURE and isinstance(self.transcript, EnvTranscript):
-            metrics.setdefault("success", 0.0)  # an environment reports it at its end only
         if not all(map(math.isfinite, metrics.values())):
             wrong = {name: value for name, value in metrics.items() if not math.isfinite(value)}
             found = ", ".join(f"{name} is {value}" for name, value in wrong.items())

@@ -193,7 +193,7 @@ _REDIS_RIGHTS: dict[str, tuple[tuple[Script, ...], str, tuple[str, ...]]] = {
             scripts.EMIT_EVENTS, scripts.READ_OUTBOX, scripts.ACK_OUTBOX,
         ),
         "script|load get set hgetall zrange xread",
-        ("%R model_card", "quarantine:*"),
+        ("%R model_card", "quarantine:*", "ended_lineage"),
     ),
     "agents": (
         (
@@ -215,7 +215,7 @@ _REDIS_RIGHTS: dict[str, tuple[tuple[Script, ...], str, tuple[str, ...]]] = {
     "learner": (
         (scripts.TAKE_READY, scripts.RELEASE_READY, scripts.REBASE_CREDIT, scripts.EMIT_EVENTS),
         "get set hgetall xread",
-        ("model_card", "quarantine:*", "%R versions"),
+        ("model_card", "quarantine:*", "%R versions", "%R ended_lineage"),
     ),
     "weight_sync": (
         (scripts.ALLOCATE_VERSION, scripts.EMIT_EVENTS),

@@ -15,6 +15,7 @@ from tailrace_scheduler.core.decisions import (
     DeferGroups,
     DrainServer,
     Emit,
+    EndTraining,
     PublishEpisode,
     Republish,
     SettleMembers,
@@ -71,6 +72,7 @@ class Executor:
         | DeferGroups
         | SettleMembers
         | Republish
+        | EndTraining
         | Emit
         | DrainServer,
     ) -> EpisodeTask | None:
@@ -84,6 +86,8 @@ class Executor:
                 await store.begin(dict(steps))
             case DeferGroups(steps):
                 await store.begin(dict(steps), defer=True)
+            case EndTraining(lineage):
+                await store.end_training(lineage)
             case DrainServer():
                 await self._drain(decision)
             case SettleMembers(group_id, members, outcome, reason):

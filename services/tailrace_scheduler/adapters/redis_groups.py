@@ -41,6 +41,10 @@ class RedisGroups:
         """Places of the learner's step for which it found no group that it may take."""
         return (await self._buffer.counters()).places_kept
 
+    async def end_training(self, lineage: str) -> None:
+        """Ask the learner of this lineage to take no further step."""
+        await self._buffer.end_training(lineage)
+
     async def settle(
         self, group_id: str, members: Sequence[int], outcome: Outcome, reason: str
     ) -> None:

@@ -133,7 +133,9 @@ class MetricsFile:
         self._file = LineFile(self._path)
         found = [_row_decoder.decode(line) for line in self._file.recover()]
         known = {(row.get("step"), row.get("policy_version")): row for row in found}
-        self._rows = [known.get((row["step"], row["policy_version"]), row) for row in expected]
+        self._rows = [
+            row | _told(known.get((row["step"], row["policy_version"]), {})) for row in expected
+        ]
         if self._rows != found:
             self._rewrite(self._rows)
 
@@ -164,6 +166,11 @@ class MetricsFile:
         self._file = LineFile(self._path)
         for _ in self._file.recover():
             pass
+
+
+def _told(row: Row) -> Row:
+    """Cells of a row that have a value."""
+    return {key: value for key, value in row.items() if value is not None}
 
 
 def order(seq: str) -> tuple[int, int]:

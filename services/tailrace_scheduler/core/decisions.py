@@ -49,6 +49,12 @@ class DeferGroups(NamedTuple):
     steps: tuple[tuple[str, int], ...]  # group id and the step that counts as that of its first tokens
 
 
+class EndTraining(NamedTuple):
+    """Ask the learner of this lineage to save what it has and to take no further step."""
+
+    lineage: str
+
+
 class Emit(NamedTuple):
     """Write an event into the outbox; an id is written once only."""
 
@@ -71,6 +77,7 @@ StoreDecision = (
     | DeferGroups
     | SettleMembers
     | Republish
+    | EndTraining
     | Emit
     | DrainServer
 )

@@ -4,7 +4,8 @@ The first one (weights of the run's first step, before any training) and the las
 `max_steps`, after all training) play the whole fixed set; those in between, every `eval_steps`, play a
 prefix of it while training goes on, or waits for it (`pin_evaluations`). An evaluation starts when
 every healthy server serves weights at least as new as its step's. A learner that resumes at step s
-takes back the evaluations of later steps.
+takes back the evaluations of later steps. Training that ends early (`end_at`) has its last evaluation
+there, beside an evaluation of the same weights with fewer tasks.
 """
 
 import math
@@ -145,10 +146,13 @@ class EvaluationPlan:
         self._config = config
         self._tasks = tasks
         self._first_step: int | None = None
+        self._last_step = run.max_steps
         self._running: dict[str, Evaluation] = {}
         self._started: dict[int, str] = {}  # step -> evaluation id
         self._pending: set[int] = set()  # steps reached and not started
         self._finished: set[int] = set()  # steps
+        self._interim: set[int] = set()  # steps whose evaluation is between the first and the last
+        self._replaced = ""  # id of an evaluation that is repeated with all tasks
         self._reported: set[str] = set()  # evaluation ids whose result was decided
 
     @property
@@ -178,6 +182,7 @@ class EvaluationPlan:
             self._first_step = step
         self._finished = {done for done in self._finished if done <= step}
         self._pending = {due for due in self._pending if due <= step}
+        self._last_step = self._run.max_steps
         late = {started: name for started, name in self._started.items() if started > step}
         for started, name in late.items():
             del self._started[started]
@@ -189,6 +194,15 @@ class EvaluationPlan:
         """Weights of `step` exist."""
         if self.is_due(step) and step not in self._started:
             self._pending.add(step)
+
+    def end_at(self, step: int) -> None:
+        """No weights follow those of `step`: they are the last ones to be evaluated, in full."""
+        self._last_step = min(step, self._run.max_steps)
+        if step in self._interim and len(self._planned(True)) < len(self._planned(False)):
+            self._replaced = self._started.pop(step)
+            self._interim.discard(step)
+            self._finished.discard(step)
+        self.reached(step)
 
     def next_start(
         self, version_of: Callable[[int], int], servers: ServingState, num_train_running: int
@@ -203,13 +217,14 @@ class EvaluationPlan:
         needed = version_of(step)
         if servers.num_healthy == 0 or needed < 0 or servers.min_policy_version < needed:
             return None
-        is_last = step >= self._run.max_steps and step != self._first_step
+        is_last = step >= self._last_step and step != self._first_step
         if is_last and (num_train_running or self._running):
             return None
         version = servers.min_policy_version
         is_interim = not self._is_end(step)
+        name = f"e{step}-v{version}"
         return EvaluationStarted(
-            evaluation_id=f"e{step}-v{version}",
+            evaluation_id=f"{name}-full" if name == self._replaced else name,
             step=step,
             policy_version=version,
             num_episodes=sum(one.num_samples for one in self._planned(is_interim)),
@@ -233,6 +248,8 @@ class EvaluationPlan:
             return
         self._started[event.step] = event.evaluation_id
         self._pending.discard(event.step)
+        if event.is_interim:
+            self._interim.add(event.step)
         headline = next(iter(self._run.evaluations), "")
         self._running[event.evaluation_id] = Evaluation(event, self._groups_of(event), headline)
 
@@ -318,4 +335,4 @@ class EvaluationPlan:
         return [group for pair in zip(groups, greedy, strict=True) for group in pair]
 
     def _is_end(self, step: int) -> bool:
-        return step == self._first_step or step >= self._run.max_steps
+        return step == self._first_step or step >= self._last_step

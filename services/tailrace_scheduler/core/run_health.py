@@ -1,4 +1,4 @@
-"""Failures of a run, and the rules that end a run in which nothing can succeed (pure).
+"""Failures of a run, and the rules that end a run early (pure): nothing can succeed, or all does.
 
 Invariants: the same events give the same state; a limit of 0 switches its rule off; a rule that ends
 the run says how often the commonest cause was seen, and what to change.
@@ -6,7 +6,7 @@ the run says how often the commonest cause was seen, and what to change.
 
 import re
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tailrace.config import RunConfig
@@ -20,10 +20,14 @@ from tailrace_protos.event import (
     LearnerResumed,
     RunFailed,
     StepFinished,
+    TaskSolved,
 )
 from tailrace_scheduler.config import SchedulerConfig
+from tailrace_scheduler.core.solved import SolvedGroups
 
 FAILED_SHARE = 0.9
+SOLVED_SUCCESS = 0.9
+"""Success of the final evaluation, sampled or greedy, from which a solved task is a finished run."""
 WARM_START = "warm_start"
 _STALL_HINT_S = 60.0  # without progress, while no episode is played
 _FAILURES = (Outcome.INFRA_FAILURE, Outcome.TIMEOUT)
@@ -34,8 +38,7 @@ _OF_REWARD, _OF_GENERATION = re.compile(r"^reward:"), re.compile(r"generation \S
 # Reasons for a group without a trained token: the learner's metric or drop reason, and a remedy.
 _REMEDIES = {
     "zero_variance": "all episodes of a group had the same reward: check the reward, choose tasks that "
-    "the model solves sometimes, raise group_size or the sampling temperature; where it always "
-    "succeeds, lower max_steps",
+    "the model solves sometimes, raise group_size or the sampling temperature",
     "too_few_valid": "groups had too few valid episodes: mend the failures, or lower "
     "scheduler.min_valid",
     "stale": "tokens were older than max_staleness: raise max_staleness or lower the number of "
@@ -120,6 +123,9 @@ class RunHealth:
         self._failing_since_s: float | None = None
         self._num_untrained = 0  # groups, since the last step that trained a token
         self._causes: Counter[str] = Counter()  # of these
+        self._solved_groups = SolvedGroups()  # of these
+        self._solved: TaskSolved | None = None
+        self._lineage = ""
         self._newest_evaluation: EvaluationFinished | None = None
         self.begin(now_s)
 
@@ -135,16 +141,18 @@ class RunHealth:
                 self._settled(body, event.unix_s)
             case GroupClosed() as body:
                 self._closed(body, event.unix_s)
-            case GroupDropped(reason=reason):
-                self._untrained(reason, 1)
+            case GroupDropped(group_id=group_id, reason=reason):
+                self._untrained(reason, [group_id])
             case StepFinished() as body:
                 self._stepped(body, event.unix_s)
             case EvaluationFinished() as body:
                 self._newest_evaluation = body
                 self.progress_unix_s = max(self.progress_unix_s, event.unix_s)
-            case LearnerResumed() if self._is_first_resume:
-                self._is_first_resume = False
-                self.progress_unix_s = max(self.progress_unix_s, event.unix_s)
+            case LearnerResumed(lineage=lineage):
+                self._resumed(lineage, event.unix_s)
+            case TaskSolved() as body if body.lineage == self._lineage:
+                self._solved = body
+                self._forgive()
             case RunFailed():
                 self._forgive()
 
@@ -157,9 +165,22 @@ class RunHealth:
             or self._stall(now_s, standing)
         )
 
+    def solved(self, lineage: str, step: int) -> TaskSolved | None:
+        """The end of training that is due because every episode succeeds, if it is."""
+        if self._solved is not None or not self._is_untrained or not self._solved_groups.are_all:
+            return None
+        text = (
+            f"the task is solved: all episodes of the last {self._num_untrained} groups succeeded, so "
+            f"no token was trained in the groups of {self._num_untrained // self._run.groups_per_step} "
+            "steps (scheduler.max_untrained_steps)"
+        )
+        return TaskSolved(lineage, step, self._num_untrained, text)
+
     def final_verdict(self, step: int) -> RunFailed | None:
-        """The reason why a run that did all its steps has failed nevertheless."""
+        """The reason why a run that did all its steps, or solved its task, has failed nevertheless."""
         evaluation = self._newest_evaluation
+        if self._solved is not None:
+            return self._unlike_evaluation(self._solved, step)
         if self._num_steps and not self._num_trained_steps:
             reason = f"the run made {self._num_steps} steps and trained no token; {self._cause()}"
             return RunFailed("trained_nothing", step, reason, "learner")
@@ -167,6 +188,12 @@ class RunHealth:
             reason = f"no episode of the evaluation was valid; {self.commonest()}"
             return RunFailed("evaluated_nothing", step, reason, self._service())
         return None
+
+    def finish(self) -> str:
+        """Reason for the end of a run that has finished."""
+        if self._solved is None:
+            return "all steps, the final checkpoint and the final evaluation are done"
+        return f"{self._solved.reason}; {self._final_success()[1]}"
 
     def commonest(self) -> str:
         """The commonest reason among the newest failures, and how often it was seen."""
@@ -191,6 +218,8 @@ class RunHealth:
 
     def _settled(self, body: EpisodeSettled, unix_s: float) -> None:
         self._open.setdefault(body.group_id, set()).add(body.outcome)
+        if body.phase == "train":
+            self._solved_groups.settled(body)
         if body.outcome.is_valid:
             self.progress_unix_s = max(self.progress_unix_s, unix_s)
         elif body.outcome in _FAILURES:
@@ -200,6 +229,8 @@ class RunHealth:
 
     def _closed(self, body: GroupClosed, unix_s: float) -> None:
         outcomes = self._open.pop(body.group_id, set())
+        if body.phase == "train":
+            self._solved_groups.closed(body)
         if Outcome.CANCELLED in outcomes and not body.num_valid:
             return
         has_failed = outcomes == {Outcome.INFRA_FAILURE}
@@ -208,7 +239,7 @@ class RunHealth:
         self._num_failed_in_row = self._num_failed_in_row + 1 if is_void else 0
         if body.phase == "train":
             if not body.sent_to_learner and not has_failed:
-                self._untrained("too_few_valid", 1)
+                self._untrained("too_few_valid", [body.group_id])
             self._looked_at(has_failed, unix_s)
 
     def _looked_at(self, has_failed: bool, unix_s: float) -> None:
@@ -225,22 +256,33 @@ class RunHealth:
         self.progress_unix_s = max(self.progress_unix_s, unix_s)
         cause = untrained_cause(body.metrics)
         if cause is not None:
-            self._untrained(cause, len(body.group_ids))
+            self._untrained(cause, body.group_ids)
             return
         self._num_trained_steps += 1
+        self._has_trained()
+
+    def _resumed(self, lineage: str, unix_s: float) -> None:
+        self._lineage, self._solved = lineage, None
+        if self._is_first_resume:
+            self._is_first_resume = False
+            self.progress_unix_s = max(self.progress_unix_s, unix_s)
+
+    def _untrained(self, cause: str, group_ids: Sequence[str]) -> None:
+        self._num_untrained += len(group_ids)
+        self._causes[cause] += len(group_ids)
+        self._solved_groups.untrained(group_ids)
+
+    def _has_trained(self) -> None:
         self._num_untrained = 0
         self._causes.clear()
-
-    def _untrained(self, cause: str, num_groups: int) -> None:
-        self._num_untrained += num_groups
-        self._causes[cause] += num_groups
+        self._solved_groups.begin_again()
 
     def _forgive(self) -> None:
         """The run has ended by a rule: if it is resumed, it is measured anew."""
-        self._num_failed_in_row = self._num_untrained = 0
+        self._has_trained()
+        self._num_failed_in_row = 0
         self._window.clear()
         self._failing_since_s = None
-        self._causes.clear()
         self._recent.clear()
 
     # Rules
@@ -264,15 +306,40 @@ class RunHealth:
             return None
         return RunFailed("failed_groups", step, f"{text}; {self.commonest()}", self._service())
 
-    def _untrained_steps(self, step: int) -> RunFailed | None:
+    @property
+    def _is_untrained(self) -> bool:
         limit = self._config.max_untrained_steps
-        if not limit or self._num_untrained < limit * self._run.groups_per_step:
+        return limit > 0 and self._num_untrained >= limit * self._run.groups_per_step
+
+    def _untrained_steps(self, step: int) -> RunFailed | None:
+        if self._solved is not None or not self._is_untrained or self._solved_groups.are_all:
             return None
         text = (
             f"no token was trained in the groups of {self._num_untrained // self._run.groups_per_step} "
             f"steps (scheduler.max_untrained_steps); {self._cause()}"
         )
         return RunFailed("untrained_steps", step, text, "learner")
+
+    def _unlike_evaluation(self, solved: TaskSolved, step: int) -> RunFailed | None:
+        """The failure of a run whose training tasks are solved, but not those of its evaluation."""
+        success, text = self._final_success()
+        if success is None or success >= SOLVED_SUCCESS:
+            return None
+        remedy = "train on more tasks, or on such as the evaluation has, or lower max_steps"
+        return RunFailed("untrained_steps", step, f"{solved.reason}; but {text}: {remedy}", "learner")
+
+    def _final_success(self) -> tuple[float | None, str]:
+        """Success of the newest evaluation, the better of sampled and greedy, and its text."""
+        evaluation = self._newest_evaluation
+        found: dict[str, float] = {}
+        if evaluation is not None and evaluation.num_valid:
+            found["sampled"] = evaluation.success_rate
+        if evaluation is not None and evaluation.greedy is not None and evaluation.greedy.num_valid:
+            found["greedy"] = evaluation.greedy.success_rate
+        if not found:
+            return None, "no episode of the final evaluation was valid"
+        values = ", ".join(f"{value:.3f} {how}" for how, value in found.items())
+        return max(found.values()), f"success of the final evaluation: {values}"
 
     def _stall(self, now_s: float, standing: Standing) -> RunFailed | None:
         limit, stalled_s = self._config.stall_timeout_s, now_s - self.progress_unix_s

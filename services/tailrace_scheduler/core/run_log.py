@@ -2,7 +2,8 @@
 
 The first row is the evaluation of the first step, before reinforcement learning; then comes one row
 per learner step, in order. The row of a step that is evaluated waits for that evaluation, and the rows
-after it wait behind it. A learner that resumes at step s takes back all rows beyond s. Every row has
+after it wait behind it. A learner that resumes at step s takes back all rows beyond s. Where training
+ends early, the last row is written again, with `task_solved` and its evaluation. Every row has
 every key of `METRIC_KEYS`, null where the value is unknown. Further metrics of the learner (critic,
 corrections) and evaluations of single tags follow them.
 """
@@ -21,6 +22,7 @@ from tailrace_protos.event import (
     ModelPrepared,
     StepFinished,
     TagEvaluation,
+    TrainingEnded,
 )
 from tailrace_scheduler.core.idle import CAUSES
 from tailrace_scheduler.ports import Row
@@ -92,6 +94,7 @@ class RunLog:
         self._first_step: int | None = None
         self._base_written = False
         self._pending: deque[Row] = deque()
+        self._newest: Row | None = None  # of those that are written
         self._outcomes: Counter[Outcome] = Counter()
         self._cut_time_s = 0.0
         self._heard_unix_s = 0.0  # time of the newest event
@@ -119,6 +122,8 @@ class RunLog:
             case StepFinished() as body if body.lineage == self._lineage:
                 self._pending.append(self._step_row(event, body, cut_idle))
                 return self._ready_rows()
+            case TrainingEnded() as body if body.lineage == self._lineage:
+                return self._amend(body.step, {"task_solved": 1})
         return []
 
     def begin_again(self, now_unix_s: float) -> None:
@@ -131,6 +136,7 @@ class RunLog:
         if self._first_step is None or body.step < self._first_step:
             self._first_step, self._base_written = body.step, False
         self._pending = deque(row for row in self._pending if _step_of(row) <= body.step)
+        self._newest = None
         self._evaluations = {at: done for at, done in self._evaluations.items() if at <= body.step}
         self._eval_versions = dict(list(self._eval_versions.items())[-64:])
         return [Rewind(body.step)]
@@ -142,8 +148,20 @@ class RunLog:
             version = self._eval_versions[body.evaluation_id]
             row = self._new_row(event, body.step, version, self._warm_start_s, cut_idle)
             row |= _evaluation_keys(body)
+            self._newest = row
             return [row, *self._ready_rows()]
-        return self._ready_rows()
+        return self._amend(body.step, _evaluation_keys(body)) or self._ready_rows()
+
+    def _amend(self, step: int, cells: Row) -> list[Change]:
+        """Adds to the last row, if it is that of `step`; one that was written is written again."""
+        if self._pending:
+            if _step_of(self._pending[-1]) == step:
+                self._pending[-1] |= cells
+            return []
+        if self._newest is None or _step_of(self._newest) != step:
+            return []
+        self._newest = {**self._newest, **cells}
+        return [Rewind(step - 1), self._newest]
 
     def _step_row(self, event: Event, body: StepFinished, cut_idle: CutIdle) -> Row:
         busy_s = body.metrics.get("learner_busy_s") or 0.0
@@ -179,6 +197,7 @@ class RunLog:
             row = self._pending.popleft()
             if evaluation is not None:
                 row |= _evaluation_keys(evaluation)
+            self._newest = row
             ready.append(row)
         return ready
 

@@ -32,6 +32,8 @@ from tailrace_protos.event import (
     RunFinished,
     ServerQuarantined,
     StepFinished,
+    TaskSolved,
+    TrainingEnded,
     WeightsPublished,
 )
 from tailrace_protos.subjects import PHASES, Phase
@@ -95,7 +97,7 @@ class SchedulerCore:
         rows = fold(changes)
         self._log.begin_again(now_s)
         self._vitals.take_hints()
-        self._end.failed = None  # a run that is started again may succeed
+        self._end.begin_again(is_resumed=bool(self._run.resume_from_checkpoint))
         return rows
 
     def on_event(self, event: Event, now_s: float) -> list[Change]:
@@ -186,7 +188,9 @@ class SchedulerCore:
             decided += [one for phase in PHASES for one in self._groups.cancel(phase, "the run failed")]
         elif self._lineage.started:
             decided += self._start_evaluation(now_s)
-            if self._lineage.step >= self._run.max_steps:
+            if self._end.solved is not None:
+                decided += self._groups.cancel("train", "the task is solved")
+            elif self._lineage.step >= self._run.max_steps:
                 decided += self._groups.cancel("train", "the run has made all its optimizer steps")
         decided += self._admit(now_s)
         decided += self._flow.decide(self._lineage.step, now_s)
@@ -226,7 +230,7 @@ class SchedulerCore:
 
     def status(self, now_s: float) -> RunStatus:
         """The run for live views."""
-        return self._vitals.status(self._standing(now_s), self._end.failed, now_s)
+        return self._vitals.status(self._standing(now_s), self._end, now_s)
 
     # Internals
 
@@ -266,6 +270,13 @@ class SchedulerCore:
                 self._evaluations.finished(body)
             case RunFinished() | RunFailed() as body:
                 self._end.ended(body)
+            case TaskSolved() | TrainingEnded() as body if body.lineage == self._lineage.name:
+                self._ends_early(body)
+
+    def _ends_early(self, body: TaskSolved | TrainingEnded) -> None:
+        self._end.ends_early(body)
+        if isinstance(body, TrainingEnded):
+            self._evaluations.end_at(body.step)
 
     def _stepped(self, body: StepFinished) -> None:
         if self._lineage.stepped(body):
@@ -312,15 +323,15 @@ class SchedulerCore:
 
     @property
     def _is_over(self) -> bool:
-        """All steps are made, or the run failed."""
-        return self._end.failed is not None or self._lineage.step >= self._run.max_steps
+        """No training group is admitted any more, or the run failed."""
+        return self._end.failed is not None or self._end.is_over(self._lineage.step)
 
     @property
     def _blocked_by(self) -> str:
         """Bound that withholds admission."""
         if not self._lineage.started:
             return WEIGHTS
-        is_training = self._evaluations.first_done and self._lineage.step < self._run.max_steps
+        is_training = self._evaluations.first_done and not self._end.is_over(self._lineage.step)
         return self._flow.feed.blocked_by if is_training else EVALUATION
 
     def _cancel_stale_evaluations(self) -> list[SettleMembers]:
@@ -333,18 +344,16 @@ class SchedulerCore:
     def _end_run(self, now_s: float) -> list[Decision]:
         if self._end.is_decided:
             return []
-        step = self._lineage.step
-        is_done, verdict = (
-            self._is_done(step),
-            self._vitals.health.verdict(now_s, self._standing(now_s)),
-        )
+        name, step, health = self._lineage.name, self._lineage.step, self._vitals.health
+        is_done, verdict = self._is_done(step), health.verdict(now_s, self._standing(now_s))
         if verdict is None and is_done:
-            verdict = self._vitals.health.final_verdict(step)
-        return [*self._end.decide(self._lineage.name, step, verdict, is_done=is_done)]
+            verdict = health.final_verdict(step)
+        end = self._end.decide(name, step, verdict, is_done=is_done, reason=health.finish())
+        return [*self._end.decide_solved(None if end else health.solved(name, step)), *end]
 
     def _is_done(self, step: int) -> bool:
         is_saved = step == 0 or self._lineage.checkpoint_step >= step
-        is_over = step >= self._run.max_steps and self._evaluations.is_finished(step)
+        is_over = self._end.is_last(step) and self._evaluations.is_finished(step)
         quiet = self._evaluations.settled_all and not self._groups.num_open("train")
         return self._lineage.started and is_over and is_saved and quiet
 

@@ -9,11 +9,11 @@ from tailrace_protos.event import (
     Event,
     HintChanged,
     LearnerResumed,
-    RunFailed,
     StepFinished,
     WarmStartAdvanced,
 )
 from tailrace_scheduler.config import SchedulerConfig
+from tailrace_scheduler.core.ending import RunEnd
 from tailrace_scheduler.core.hints import HintBoard
 from tailrace_scheduler.core.run_health import RunHealth, Standing
 
@@ -58,7 +58,7 @@ class Vitals:
         """Changes of hints not taken yet, each with an id that no other change has."""
         return self._hints.take_changes()
 
-    def status(self, standing: Standing, failed: RunFailed | None, now_s: float) -> RunStatus:
+    def status(self, standing: Standing, end: RunEnd, now_s: float) -> RunStatus:
         """The message for live views."""
         counts, health = standing.counts, self.health
         return RunStatus(
@@ -71,12 +71,13 @@ class Vitals:
             staleness_mean=self._metrics.get("staleness_mean"),
             tokens_per_s=self._metrics.get("tokens_per_s"),
             elapsed_s=max(now_s - self._started_unix_s, 0.0) if self._started_unix_s else 0.0,
-            eta_s=self._eta_s(counts.step),
+            eta_s=0.0 if end.ended_early else self._eta_s(counts.step),
             num_failures=health.num_failures,
             newest_failure=health.newest_failure,
             hints=(*self._hints.texts, *health.stall_hint(now_s, standing)),
             progress_unix_s=health.progress_unix_s,
-            failed=failed,
+            failed=end.failed,
+            ended_early=end.ended_early,
             warm_start_step=self._warm_start[0],
             warm_start_num_steps=self._warm_start[1],
         )

@@ -161,6 +161,15 @@ class TrajectoryBuffer:
         key = f"checkpoint/{event.lineage}/{event.step}"
         await self._release("trained", "", key, encode(event), entry_ids)
 
+    async def end_training(self, lineage: str) -> None:
+        """Asks the learner of this lineage to take no further step."""
+        await self._redis.pipeline.command("SET", f"{self._prefix}ended_lineage", lineage)
+
+    async def is_training_ended(self, lineage: str) -> bool:
+        """Returns whether the learner of this lineage is to take no further step."""
+        ended: bytes | None = await self._redis.pipeline.command("GET", f"{self._prefix}ended_lineage")
+        return ended is not None and ended.decode() == lineage
+
     async def rebase_credit(self, num_trained_groups: int) -> None:
         """Recounts accepted groups: those trained by the resumed lineage plus all in the buffer."""
         await self._script(scripts.REBASE_CREDIT, self._prefix, num_trained_groups)

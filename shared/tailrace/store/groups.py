@@ -94,6 +94,7 @@ def settled_event(trajectory: Trajectory) -> EpisodeSettled:
         num_cut_replies=int(trajectory.metrics.get("num_cut_replies", 0)),
         stages=trajectory.stages,
         context_tokens=max((len(row.token_ids) // 4 for row in trajectory.rows), default=0),
+        reports_success=trajectory.reports_success,
     )
 
 

@@ -58,6 +58,10 @@ class WebShopConfig(Config, frozen=True, kw_only=True):
     invalid_action_penalty: float = 0.0
     """Penalty that is subtracted from the reward of a reply without an action that the page offers."""
 
+    reward_exponent: float = 1.0
+    """Power of the published score that is the reward of a purchase. Above 1, a purchase that meets a
+    part of the goal is worth less against one that meets all of it. Success does not depend on it."""
+
     repeat_instruction: bool = True
     """true: every page begins with the instruction, as published. false: only the first page that the
     policy sees has it, which saves tokens if the policy sees several pages."""
@@ -69,5 +73,7 @@ class WebShopConfig(Config, frozen=True, kw_only=True):
         for key in ("max_turns", "items_per_page", "max_results"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")
+        if not self.reward_exponent > 0:
+            raise ValueError("reward_exponent must be positive")
         if self.invalid_action_penalty < 0:
             raise ValueError("invalid_action_penalty must not be negative: it is subtracted")

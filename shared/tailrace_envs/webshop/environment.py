@@ -1,7 +1,8 @@
 """WebShop as a conversation: the model reads pages and answers `search[words]` or `click[name]`.
 
 The first action in a reply counts. A reply without an action that the page offers gets a note and the
-same page. `click[buy now]` ends the episode with the published reward; earlier steps have no reward.
+same page. `click[buy now]` ends the episode with the published reward, to the power `reward_exponent`;
+earlier steps have no reward.
 """
 
 import re
@@ -38,8 +39,8 @@ class Action(NamedTuple):
 class WebShopText(TextGame):
     """Plays one shopping trip at a time, for the goal that the seed of `reset` selects from the split.
 
-    The reward of a purchase is `scoring.score`; `info["success"]` is 1.0 for a reward of 1. The `info`
-    of a purchase has the parts of the reward. Options are the keys of `WebShopConfig`.
+    The reward of a purchase is `scoring.score`; `info["success"]` is 1.0 for a score of 1. The `info`
+    of a purchase has the parts of the score. Options are the keys of `WebShopConfig`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -48,13 +49,13 @@ class WebShopText(TextGame):
         self.shop: Shop = open_shop(self.config.catalogue)
         self.goal: Goal = self.shop.goal_for_seed(self.config.split, 0)  # an empty split fails here
         self.page = Page()
-        self._reward = 0.0
+        self._score = 0.0
 
     def begin(self, seed: int) -> str:
         """See `TextGame`."""
         self.goal = self.shop.goal_for_seed(self.config.split, seed)
         self.page = Page()
-        self._reward = 0.0
+        self._score = 0.0
         return self._rules() + self._instruction_line() + self._page_text()
 
     def instructions(self) -> str:
@@ -72,13 +73,14 @@ class WebShopText(TextGame):
             return Answer(self._text(), 0.0)
         assert page.item is not None
         found = score(self.goal, page.item, page.chosen.values())
-        self._reward = found.reward
+        self._score = found.reward
         numbers = {name: value for name, value in found._asdict().items() if name != "reward"}
-        return Answer(self._text(), found.reward, is_over=True, numbers=numbers)
+        reward = found.reward**self.config.reward_exponent
+        return Answer(self._text(), reward, is_over=True, numbers=numbers)
 
     def success(self) -> float:
         """See `TextGame`."""
-        return float(self._reward >= 1.0)
+        return float(self._score >= 1.0)
 
     def _next_page(self, reply: str) -> Page | None:
         """Page that the reply leads to; None without a valid action."""

@@ -1,7 +1,8 @@
 """Players of WebShop: demonstrations of random valid actions, baselines, and the direct way to a goal.
 
 The demonstrations teach to read the pages and to write actions. A search is for some neighbouring words
-of the goal, a click is uniformly one of the page's.
+of the goal. A click is uniformly one of the page's, but a purchase is as likely as any choice of an
+option: a trip that never ends has no reward.
 """
 
 from collections.abc import Sequence
@@ -23,8 +24,12 @@ class WebShopNovice:
     """Novice that clicks on anything and searches for anything that the goal names."""
 
     def sensible_replies(self, env: WebShopText) -> Sequence[str]:
-        """All that a page offers."""
-        return self.any_replies(env)
+        """All that a page offers, the purchase once for each option value."""
+        replies, item = self.any_replies(env), env.page.item
+        if env.page.kind != "item" or item is None:
+            return replies
+        num_values = sum(map(len, item.options.values()))
+        return (*replies, *[f"click[{BUY}]"] * (num_values - 1))
 
     def any_replies(self, env: WebShopText) -> Sequence[str]:
         """Every click of the page; on the first page, searches for one to three words of the goal."""

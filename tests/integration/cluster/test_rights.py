@@ -109,6 +109,8 @@ async def test_groups_go_from_the_scheduler_over_agents_to_the_learner(users: Us
     await learner.commit_checkpoint([second.entry_id], CheckpointSaved("lineage", 1, "path", 1))
     assert await learner.next_groups(1, 0.05) == []
     assert (await learner.counters()).retained_groups == 0
+    await scheduler.end_training("lineage")
+    assert await learner.is_training_ended("lineage")
     await redis["agents"].command("HSET", "{lawful}:journal:train-9.0", "0", b"\xc1")
     assert await journal.load("train-9.0") == []
     await redis["learner"].command("XADD", "{lawful}:outbox", "*", "s", "learner", "b", b"\xc1")

@@ -166,6 +166,7 @@ async def test_every_state_change_leaves_its_event(buffer: TrajectoryBuffer, out
         EpisodeSettled(
             *("train-3.0", "train-3", 0, "train", Outcome.OK, "", 1.5, 1.0, 4, 1, 3, 4, 10.0, 12.0),
             context_tokens=6,
+            reports_success=True,
         ),
         GroupClosed("train-3", "train", 1, 1, True, ready.num_bytes),
         GroupDropped("train-3", "stale"),
@@ -313,6 +314,14 @@ async def test_the_buffer_tells_the_places_that_a_waiting_step_keeps(buffer: Tra
     await settle(buffer, 0)
     assert indices(await buffer.next_groups(1, 0, old_step=3)) == [0]
     assert (await buffer.counters()).places_kept == 0
+
+
+async def test_the_end_of_training_is_told_to_one_lineage(buffer: TrajectoryBuffer) -> None:
+    assert not await buffer.is_training_ended("0-a")
+    await buffer.end_training("0-a")
+    await buffer.end_training("0-a")
+    assert await buffer.is_training_ended("0-a")
+    assert not await buffer.is_training_ended("3-b")
 
 
 async def test_a_deferred_group_holds_up_nothing(buffer: TrajectoryBuffer) -> None:

@@ -61,6 +61,7 @@ async def play_env(
     threads: Executor | None = None,
     observer: Any = None,
     is_draining: Callable[[], bool] = lambda: False,
+    told: set[str] | None = None,
 ) -> EpisodeResult:
     """Plays the episode that `seed` fixes."""
     clock = SystemClock()
@@ -72,7 +73,7 @@ async def play_env(
     deadline_unix_s = clock.unix_s() + limits.wall_clock_s
     task = EpisodeTask("g0.0", "g0", 0, 0, "train", EnvTask("env", seed), deadline_unix_s)
     return await play_environment(
-        EnvHandle(env, threads),
+        EnvHandle(env, threads, told=told),
         Episode(task, context, limits),
         TokenModel(renderer, policy),
         view,

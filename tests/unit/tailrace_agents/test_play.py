@@ -12,6 +12,7 @@ import pytest
 
 from tailrace.channel.generation import Generation
 from tailrace.sdk.policy import GenerationFailedError, TurnRequest
+from tailrace_agents.core.environments import EnvPool
 from tailrace_agents.core.episode import (
     EpisodeHandedBackError,
     EpisodeResult,
@@ -23,12 +24,7 @@ from tailrace_protos.base import as_float32, as_int32, as_uint8
 from tailrace_protos.episode import OVER_BUDGET, Outcome
 from tailrace_protos.generation import SamplingParams, TokenSpan
 from tests.unit.tailrace_agents.env_world import LIMITS, play_env
-from tests.unit.tailrace_agents.fakes import (
-    ListJournal,
-    ScriptedPolicy,
-    StairsEnv,
-    renderer,
-)
+from tests.unit.tailrace_agents.fakes import ListJournal, ScriptedPolicy, StairsEnv, renderer
 
 CLIMB = ("Right", "Right", "Right")
 
@@ -100,9 +96,66 @@ async def test_a_turn_gets_what_is_left_of_the_episodes_budget() -> None:
     assert policy.budgets == [2 * per_turn + 1, per_turn + 1, 1]
     assert result.outcome is Outcome.POLICY_FAILURE
     assert "max_new_tokens" in result.reason
-    assert result.metrics["success"] == 0.0
     assert result.metrics[OVER_BUDGET] == 1.0
     assert result.transcript.num_sampled == limits.max_new_tokens
+
+
+class Silent(StairsEnv):
+    """Stairs that never tell a success."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        *told, info = super().step(action)
+        info.pop("success", None)
+        return *told, info
+
+
+class Talking(StairsEnv):
+    """Stairs that tell at every step how far up it is."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        *told, info = super().step(action)
+        return *told, {**info, "success": self.step_number / 3}
+
+
+class Game(StairsEnv):
+    """Stairs that can be asked, as a `TextGame`."""
+
+    def success(self) -> float:
+        return float(self.step_number >= 3)
+
+
+@pytest.mark.parametrize(
+    ("env", "is_first", "success"),
+    [
+        (StairsEnv, False, 0.0),  # it tells it at the end, which did not come
+        (StairsEnv, True, None),  # nothing is known of it
+        (Silent, False, None),
+        (Talking, True, pytest.approx(1 / 3)),
+        (Game, True, 0.0),
+    ],
+)
+async def test_an_episode_that_a_limit_cuts_has_the_success_that_its_environment_tells(
+    env: type[StairsEnv], is_first: bool, success: float | None
+) -> None:
+    told: set[str] = set()
+    if not is_first:
+        await play(env(), ScriptedPolicy(*CLIMB), told=told)
+    cut = LIMITS._replace(max_new_tokens=2 * len(renderer().reply_ids("Right")))
+    result = await play(env(), ScriptedPolicy("Right", "Left", *CLIMB), limits=cut, told=told)
+    assert result.outcome is Outcome.POLICY_FAILURE
+    assert sum(result.transcript.turn_rewards) == 0.5
+    assert result.metrics.get("success") == success
+
+
+async def test_environments_of_a_pool_know_of_each_other_whether_they_tell_a_success() -> None:
+    pool = EnvPool(StairsEnv)
+    first, second = pool.take(), pool.take()
+    assert not second.reports_success
+    await first.reset(0)
+    for reply in CLIMB:
+        await first.step(reply)
+    assert second.reports_success
+    assert pool.take().reports_success
 
 
 async def test_the_length_of_the_episode_bounds_inserted_tokens_too() -> None:

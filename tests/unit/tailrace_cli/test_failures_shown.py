@@ -26,9 +26,12 @@ from tailrace_protos.event import (
     Event,
     EventBody,
     HintChanged,
+    LearnerResumed,
     RunFailed,
+    RunFinished,
     RunStarted,
     TagEvaluation,
+    TaskSolved,
 )
 from tests.unit.tailrace_scheduler.simulation import made_settlement
 
@@ -113,6 +116,20 @@ def test_the_table_and_the_report_list_the_commonest_failures_hints_and_the_end(
 def test_a_run_that_goes_on_after_its_failure_has_not_failed(tmp_path: Path) -> None:
     write_events(tmp_path, FAILED, RunStarted("lake", ""))
     assert read_health(tmp_path).failed == ""
+
+
+def test_training_that_ends_early_is_told_once_and_stands_in_table_and_report(tmp_path: Path) -> None:
+    early = status(phase="finishing", ended_early="the task is solved: so it is")
+    lines = shown(early, early).splitlines()
+    assert sum("training ends early: the task is solved: so it is" in line for line in lines) == 1
+    assert "training ends early: the task is solved" in shown(early, terminal=True)
+    solved, end = TaskSolved("L", 1, 800, "the task is solved"), "the task is solved; success: 1.000"
+    write_events(tmp_path, solved, RunFinished(1, end))
+    assert ("training ended early", end) in summary_rows([], read_health(tmp_path))
+    (tmp_path / "config.yaml").write_text("exp_name: lake\n")
+    assert end in RunReport(RunFolder(tmp_path)).write().read_text()
+    write_events(tmp_path, solved, RunFinished(1, end), LearnerResumed("M", 1, 0, "step_1"))
+    assert read_health(tmp_path).ended_early == ""
 
 
 async def test_the_end_of_a_failed_run_carries_reason_and_log(

@@ -140,6 +140,17 @@ def test_every_sensible_reply_is_as_likely_as_another(kind: Kind) -> None:
     assert most < 2 * float(np.mean(shares))
 
 
+def test_a_novice_buys_as_often_as_it_chooses_an_option() -> None:
+    env: Any = make_env("webshop", {**SHOP, "split": "train"})
+    env.reset(seed=0)
+    env.step(f"search[{env.goal.product.title}]")
+    env.step(f"click[{env.goal.product.asin}]")
+    values = [f"click[{value}]" for some in env.goal.product.options.values() for value in some]
+    said = Counter(WebShopNovice().sensible_replies(env))
+    assert sum(said[one] for one in values) == said["click[buy now]"] == len(values)
+    assert set(said) == set(WebShopNovice().any_replies(env))
+
+
 @pytest.mark.parametrize("env_type", ["frozen_lake", "sokoban", "webshop"])
 def test_baselines_are_repeatable_and_below_a_policy_that_knows_the_way(env_type: str) -> None:
     options = {"sokoban": LEVELS, "webshop": SHOP}.get(env_type, {})

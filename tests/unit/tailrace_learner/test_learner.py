@@ -22,7 +22,7 @@ from tailrace_learner.core.step.run_state import RunState
 from tailrace_learner.core.step.step import StepTrainer
 from tailrace_learner.handlers import Learner, LearnerPorts
 from tailrace_learner.ports import OWN_DEVICE
-from tailrace_protos.event import CheckpointSaved, StepFinished
+from tailrace_protos.event import CheckpointSaved, StepFinished, TrainingEnded
 from tailrace_protos.trajectory import TrajectoryGroup
 from tests.unit.tailrace_learner.factory import config, group, make_policy, trajectory
 
@@ -49,6 +49,7 @@ class FakeSource:
     dropped: list[tuple[str, str]] = field(default_factory=list)
     committed: list[tuple[tuple[str, ...], CheckpointSaved]] = field(default_factory=list)
     old_steps: list[int] = field(default_factory=list)
+    ended_lineage: str = ""
 
     async def next_groups(self, max_groups: int, block_s: float, old_step: int) -> list[Ready]:
         self.old_steps.append(old_step)
@@ -56,6 +57,9 @@ class FakeSource:
             await asyncio.sleep(0.01)
         taken, self.entries = self.entries[:max_groups], self.entries[max_groups:]
         return taken
+
+    async def is_training_ended(self, lineage: str) -> bool:
+        return self.ended_lineage == lineage
 
     async def mark_dropped(self, entry_ids: Sequence[str], reason: str) -> None:
         self.dropped += [(entry_id, reason) for entry_id in entry_ids]
@@ -378,6 +382,30 @@ def test_trajectories_without_token_spans_are_refused_with_their_file(tmp_path: 
     path = TrajectoryFiles(tmp_path).append(1, "0-a", [group((bare, *given.members[1:]))])
     with pytest.raises(ValueError, match=r"step_000001-0-a.msgpack: rows without token spans"):
         read_groups(path)
+
+
+async def test_training_that_the_scheduler_ends_saves_and_leaves_the_step_it_began() -> None:
+    source, world = FakeSource([ready(index) for index in range(3)]), FakeWorld()
+    one = learner(source, world, max_steps=9)
+    source.ended_lineage = one.state.lineage
+    await asyncio.wait_for(one.run_forever(), 30)
+    assert [state.step for state in world.saved] == [1]
+    assert source.committed[0][0] == ("0-0", "1-0"), "the third group stays in the buffer"
+    assert world.events[-1] == TrainingEnded(one.state.lineage, 1)
+
+
+async def test_an_end_of_another_lineage_ends_nothing() -> None:
+    source, world = FakeSource([ready(index) for index in range(3)]), FakeWorld()
+    source.ended_lineage = "9-other"
+    one = learner(source, world, max_steps=9)
+    running = asyncio.create_task(one.run_forever())
+    async with asyncio.timeout(30):
+        while len(source.old_steps) < 6:
+            await asyncio.sleep(0.01)
+    assert not running.done()
+    await one.stop()
+    await running
+    assert not [event for event in world.events if isinstance(event, TrainingEnded)]
 
 
 class SharedDevice:

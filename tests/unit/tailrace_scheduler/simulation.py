@@ -25,10 +25,18 @@ from tailrace_protos.event import (
     GroupDropped,
     LearnerResumed,
     StepFinished,
+    TrainingEnded,
     WeightsPublished,
 )
 from tailrace_scheduler.config import SchedulerConfig
-from tailrace_scheduler.core.decisions import AdmitGroup, Decision, Emit, PublishEpisode, SettleMembers
+from tailrace_scheduler.core.decisions import (
+    AdmitGroup,
+    Decision,
+    Emit,
+    EndTraining,
+    PublishEpisode,
+    SettleMembers,
+)
 from tailrace_scheduler.core.run_log import Change
 from tailrace_scheduler.core.scheduler import SchedulerCore
 from tailrace_scheduler.ports import GroupPlan
@@ -114,6 +122,8 @@ class SimulatedRun:
         self.served_version = -1
         self.queue: dict[str, EpisodeTask] = {}  # published and not settled
         self.published: set[str] = set()  # message ids
+        self.reward: float | None = None  # of every episode; None: 0 or 1
+        self.ended_lineage = ""  # that the scheduler has ended
 
     # What the world does
 
@@ -158,7 +168,8 @@ class SimulatedRun:
             return
         self.queue.pop(f"{group_id}.{member}", None)
         group.settled[member] = outcome
-        self.happen(made_settlement(group_id, member, outcome, float(self.random.random() < 0.5)))
+        reward = float(self.random.random() < 0.5) if self.reward is None else self.reward
+        self.happen(made_settlement(group_id, member, outcome, reward))
         if len(group.settled) == len(group.plan.tasks):
             self._close(group)
 
@@ -182,9 +193,16 @@ class SimulatedRun:
         self.retained = []
         self.happen(CheckpointSaved(f"L{self.lineage}", self.step, "p", 0))
 
-    def drop(self) -> None:
+    def drop(self, reason: str = "stale") -> None:
         if self.ready:
-            self.happen(GroupDropped(self.ready.pop(0), "stale"))
+            self.happen(GroupDropped(self.ready.pop(0), reason))
+
+    def end_training(self) -> None:
+        """The learner does what the scheduler asks it to: it saves, and makes no further step."""
+        if self.ended_lineage == f"L{self.lineage}":
+            self.save()
+            self.happen(TrainingEnded(self.ended_lineage, self.step))
+            self.ended_lineage = ""
 
     # What the core decides
 
@@ -210,6 +228,8 @@ class SimulatedRun:
             case SettleMembers(group_id, members, outcome, _):
                 for member in members:
                     self.settle(group_id, member, outcome)
+            case EndTraining(lineage):
+                self.ended_lineage = lineage
             case Emit(once, body) if once not in self.emitted:
                 self.emitted.add(once)
                 self._check_evaluation(body)

@@ -84,6 +84,9 @@ class FakeWorld:
     async def begin(self, steps: Mapping[str, int], *, defer: bool = False) -> None:
         self.begun |= steps
 
+    async def end_training(self, lineage: str) -> None:
+        self.did.append(f"end {lineage}")
+
     async def places_kept(self) -> int:
         return 0
 

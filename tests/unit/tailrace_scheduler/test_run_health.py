@@ -6,22 +6,27 @@ import itertools
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tailrace.config import RunConfig
 from tailrace_protos.episode import Outcome
 from tailrace_protos.event import (
-    EpisodeSettled,
     EvaluationFinished,
     Event,
     EventBody,
     GroupClosed,
     GroupDropped,
+    LearnerResumed,
     RunFailed,
+    RunFinished,
     StepFinished,
+    TagEvaluation,
+    TaskSolved,
 )
 from tailrace_scheduler.config import SchedulerConfig
 from tailrace_scheduler.core.run_health import Counts, RunHealth, Standing
-from tests.unit.tailrace_scheduler.simulation import made_settlement
+from tailrace_scheduler.core.run_log import fold
+from tests.unit.tailrace_scheduler.simulation import SimulatedRun, made_settlement
 from tests.unit.tailrace_scheduler.test_core_promises import made_run
 
 WAITING = Standing(Counts(3, 1, 0, 0, 0, 0, "training", "servers"), True, False, False, 0)
@@ -43,23 +48,36 @@ class World:
         for _ in range(num):
             name = f"{phase}{next(self.names)}"
             for member in range(2):
-                settled = made_settlement(name, member, outcome)
-                self.happen(_with_reason(settled, reason))
+                self.happen(replace(made_settlement(name, member, outcome), reason=reason))
             num_valid = 2 * outcome.is_valid
-            self.happen(GroupClosed(name, settled.phase, num_valid, 2, num_valid > 0, 1))
+            self.happen(
+                GroupClosed(name, "eval" if phase == "e" else "train", num_valid, 2, num_valid > 0, 1)
+            )
+
+    def equal_groups(self, num: int, reward: float, **told: Any) -> tuple[str, ...]:
+        """Training groups whose episodes all have this reward; returns their names."""
+        names = tuple(f"t{next(self.names)}" for _ in range(num))
+        for name in names:
+            for member in range(2):
+                self.happen(replace(made_settlement(name, member, reward=reward), **told))
+            self.happen(GroupClosed(name, "train", 2, 2, True, 1))
+        return names
+
+    def given_back(self, num: int, reward: float, **told: Any) -> None:
+        for name in self.equal_groups(num, reward, **told):
+            self.happen(GroupDropped(name, "zero_variance"))
 
     def step(self, **metrics: float) -> None:
         groups = tuple(f"g{next(self.names)}" for _ in range(4))
         self.happen(StepFinished("L", 1, 1, groups, 0, 0.0, 0.0, {"num_groups": 4.0, **metrics}))
 
     @property
+    def solved(self) -> TaskSolved | None:
+        return self.health.solved("L", 3)
+
+    @property
     def verdict(self) -> RunFailed | None:
         return self.health.verdict(self.now_s, WAITING)
-
-
-def _with_reason(settled: EpisodeSettled, reason: str) -> EpisodeSettled:
-    values = {name: getattr(settled, name) for name in settled.__struct_fields__}
-    return EpisodeSettled(**{**values, "reason": reason})
 
 
 @pytest.mark.parametrize("outcome", [Outcome.INFRA_FAILURE, Outcome.TIMEOUT])
@@ -161,6 +179,81 @@ def test_a_step_that_trains_or_does_not_tell_begins_the_count_anew() -> None:
         assert world.verdict is None
 
 
+@pytest.mark.parametrize(
+    ("reward", "told"),
+    [(1.0, {}), (0.3, {"success": 1.0, "reports_success": True})],
+)
+def test_equal_groups_in_which_everything_succeeds_solve_the_task(
+    reward: float, told: dict[str, Any]
+) -> None:
+    world = World(max_untrained_steps=2)
+    world.given_back(7, reward, **told)
+    assert (world.solved, world.verdict) == (None, None)
+    world.given_back(1, reward, **told)
+    assert world.verdict is None
+    solved = world.solved
+    assert solved is not None
+    assert (solved.lineage, solved.step, solved.num_groups) == ("L", 3, 8)
+    assert "all episodes of the last 8 groups succeeded" in solved.reason
+
+
+def test_steps_of_groups_in_which_everything_succeeds_solve_the_task() -> None:
+    world = World(max_untrained_steps=2)
+    for _ in range(2):
+        groups = world.equal_groups(4, 1.0)
+        metrics = {**EMPTY, "num_groups": 4.0, "num_groups_zero_variance": 4.0}
+        world.happen(StepFinished("L", 1, 1, groups, 0, 0.0, 0.0, metrics))
+    assert world.verdict is None
+    assert world.solved is not None
+
+
+@pytest.mark.parametrize(
+    ("reward", "told"),
+    [
+        (0.0, {}),
+        (0.1, {"success": 1.0}),  # it only says that the reward is positive
+        (1.0, {"success": 0.5, "reports_success": True}),
+    ],
+)
+def test_one_equal_group_that_does_not_succeed_leaves_the_run_a_failure(
+    reward: float, told: dict[str, Any]
+) -> None:
+    world = World(max_untrained_steps=2)
+    world.given_back(1, reward, **told)
+    world.given_back(7, 1.0)
+    assert world.solved is None
+    failed = world.verdict
+    assert failed is not None
+    assert failed.rule == "untrained_steps"
+
+
+def test_a_step_that_trains_begins_the_count_of_solved_groups_anew() -> None:
+    world = World(max_untrained_steps=2)
+    world.given_back(1, 0.0)
+    world.step(num_trained_tokens=5.0)
+    world.given_back(8, 1.0)
+    assert world.solved is not None
+
+
+@pytest.mark.parametrize(
+    ("sampled", "greedy", "has_failed"), [(0.95, 0.2, False), (0.2, 0.9, False), (0.7, 0.8, True)]
+)
+def test_a_solved_task_is_a_failure_if_the_final_evaluation_says_otherwise(
+    sampled: float, greedy: float, has_failed: bool
+) -> None:
+    world = World()
+    world.happen(LearnerResumed("L", 0, 0, ""))
+    world.step(**EMPTY, num_groups_zero_variance=4.0)  # it needs no training
+    world.happen(TaskSolved("L", 1, 200, "the task is solved"))
+    means = TagEvaluation(greedy, 0.0, 4)
+    world.happen(EvaluationFinished("e1", 1, sampled, 0.0, 4, 8, greedy=means))
+    failed = world.health.final_verdict(1)
+    assert (failed is not None) == has_failed
+    text = world.health.finish() if failed is None else failed.reason
+    assert text.startswith("the task is solved; ")
+    assert f"success of the final evaluation: {sampled:.3f} sampled, {greedy:.3f} greedy" in text
+
+
 def test_a_run_without_progress_ends_and_names_what_it_waits_for() -> None:
     world = World(stall_timeout_s=50.0, group_timeout_s=10.0)
     world.now_s += 59.0
@@ -220,3 +313,75 @@ def test_the_scheduler_ends_a_run_whose_groups_all_fail_and_admits_nothing_more(
     assert not world.open
     world.restart()  # it is run again: it may succeed now
     assert world.core.status(world.now_s).phase != "failed"
+
+
+def solved_world() -> SimulatedRun:
+    """A run after two steps; everything succeeds, and later groups are given back."""
+    world = made_run(0, max_staleness=1, max_steps=20, max_untrained_steps=2)
+    world.reward = 1.0
+    world.resume(0)
+    while world.step < 2:
+        play(world)
+        world.make_step()
+    for _ in range(60):
+        play(world)
+        if world.ended_lineage:
+            return world
+        while world.ready:
+            world.drop("zero_variance")
+    pytest.fail("the scheduler does not end the training")
+
+
+def play(world: SimulatedRun) -> None:
+    world.now_s += 0.1
+    world.served_version = world.policy_version
+    world.beat()
+    world.decide()
+    world.play_all()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_solved_run_ends_with_a_checkpoint_a_full_evaluation_and_a_marked_row(restarts: bool) -> None:
+    world = solved_world()
+    assert world.core.status(world.now_s).phase == "finishing"
+    for _ in range(30):
+        play(world)
+        if restarts:
+            world.restart()
+        world.end_training()
+    ends = [event.body for event in world.events if isinstance(event.body, RunFinished | RunFailed)]
+    assert len(ends) == 1
+    assert isinstance(ends[0], RunFinished)
+    assert "success of the final evaluation: 1.000 sampled" in ends[0].reason
+    assert (ends[0].step, world.saved_step, world.step) == (2, 2, 2)
+    status = world.core.status(world.now_s)
+    assert (status.phase, status.ended_early) == ("finished", ends[0].reason)
+    evaluated = [event.body for event in world.events if isinstance(event.body, EvaluationFinished)]
+    assert [(one.step, one.num_episodes) for one in evaluated] == [(0, 4), (2, 2), (2, 4)]
+    rows = fold(world.changes)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert (rows[-1]["task_solved"], rows[-1]["eval/success_rate"]) == (1, 1.0)
+    assert "task_solved" not in rows[-2]
+    assert not world.open
+
+
+def test_a_learner_that_resumes_takes_the_end_of_a_solved_run_back() -> None:
+    world = solved_world()
+    play(world)
+    world.resume(0)
+    for _ in range(3):
+        play(world)
+    assert world.core.status(world.now_s).phase == "training"
+    assert world.make_step()
+
+
+@pytest.mark.parametrize(("resume", "phase"), [(False, "finished"), (True, "training")])
+def test_only_a_run_that_is_resumed_goes_on_after_its_task_was_solved(resume: bool, phase: str) -> None:
+    world = solved_world()
+    for _ in range(30):
+        play(world)
+        world.end_training()
+    assert world.core.is_finished
+    world.run = replace(world.run, resume_from_checkpoint=resume)
+    world.restart()
+    assert world.core.status(world.now_s).phase == phase

@@ -16,8 +16,9 @@ from tailrace_protos.event import (
     LearnerResumed,
     StepFinished,
     TagEvaluation,
+    TrainingEnded,
 )
-from tailrace_scheduler.core.run_log import METRIC_KEYS, Change, Rewind, RunLog
+from tailrace_scheduler.core.run_log import METRIC_KEYS, Change, Rewind, RunLog, fold
 from tests.unit.tailrace_scheduler.simulation import made_settlement
 
 
@@ -63,6 +64,17 @@ def test_a_row_waits_for_the_evaluation_of_its_step_and_holds_back_the_next() ->
     assert log.step(2) == []
     assert log.step(3) == []
     assert steps_of(log.evaluate(2)) == [2, 3]
+
+
+def test_where_training_ends_early_the_last_row_gets_a_mark_and_a_late_evaluation() -> None:
+    log = Log()
+    log.apply(LearnerResumed("L", 0, 0, ""))
+    changes = [*log.evaluate(0), *log.step(1)]
+    assert log.apply(TrainingEnded("K", 1)) == []
+    changes += [*log.apply(TrainingEnded("L", 1)), *log.evaluate(1)]
+    rows = fold(changes)
+    assert [(row["step"], row["eval/success_rate"]) for row in rows] == [(0, 0.5), (1, 0.5)]
+    assert [row.get("task_solved") for row in rows] == [None, 1]
 
 
 def test_outcomes_and_seconds_of_a_row_are_those_since_the_row_before() -> None:

@@ -25,7 +25,7 @@ _POLL_S = 0.5
 _CLOSE_S = 8.0  # limit for the rows that are not delivered yet when the learner ends
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0  # after a failure
 _REMEDY = "free space on the disk of output_dir; for a server, check its address and your login"
-_Key = tuple[object, object]  # step and policy version
+_Key = tuple[object, ...]  # step, policy version, and what may be added later
 
 
 class TrackerFeed:
@@ -126,4 +126,4 @@ class TrackerFeed:
 
 
 def _key(row: MetricsRow) -> _Key:
-    return row["step"], row["policy_version"]
+    return row["step"], row["policy_version"], row.get("eval/success_rate"), row.get("task_solved")

@@ -122,6 +122,21 @@ def test_another_choice_of_an_option_replaces_the_first() -> None:
     assert env.page.chosen == {name: values[-1]}
 
 
+def test_an_exponent_makes_a_part_of_the_goal_worth_less_and_all_of_it_as_much() -> None:
+    for chooses, score in ((False, 0.6), (True, 1.0)):
+        env = WebShopText(reward_exponent=3.0)
+        env.reset(seed=2)
+        product = env.goal.product
+        options = [f"click[{value}]" for value in env.goal.values] if chooses else []
+        for reply in (f"search[{product.title}]", f"click[{product.asin}]", *options):
+            env.step(reply)
+        _, reward, terminated, _, info = env.step("click[buy now]")
+        assert terminated
+        assert (reward, info["success"]) == (pytest.approx(score**3), float(chooses))
+    with pytest.raises(ConfigError, match="reward_exponent must be positive"):
+        WebShopText(reward_exponent=0.0)
+
+
 def test_the_direct_way_fulfils_every_goal() -> None:
     for split in ("train", "held_out"):
         env = WebShopText(split=split, **PAGES)
