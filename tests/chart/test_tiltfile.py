@@ -110,6 +110,24 @@ def test_live_update_puts_the_packages_where_the_image_has_them(tilt: FakeTilt) 
             assert (ROOT / source).is_dir()
 
 
+def test_a_container_ends_as_its_service_does_when_its_pod_is_stopped(
+    tilt: FakeTilt, tmp_path: Path
+) -> None:
+    _, named = tilt.of("docker_build")[0]
+    script = re.sub(r"python -m \S+", 'sh "$0.service"', named["entrypoint"][2]).replace(
+        "/tmp", str(tmp_path)
+    )
+    service = tmp_path / "sh.service"
+    service.write_text("trap 'exit 0' TERM\necho runs\nwhile :; do sleep 0.05; done\n")
+    container = subprocess.Popen(
+        ["sh", "-c", script, str(tmp_path / "sh")], stdout=subprocess.PIPE, text=True
+    )
+    assert container.stdout is not None
+    assert container.stdout.readline() == "runs\n"
+    container.terminate()
+    assert container.wait(timeout=30) == 0
+
+
 def test_the_chart_is_installed_with_the_cpu_values(tilt: FakeTilt) -> None:
     ((arguments, named),) = tilt.of("helm")
     assert ROOT / arguments[0] == CHART
