@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# build.sh [TARGET...]: the images of a CPU cluster, or the named targets of the Dockerfile. Environment:
+# build.sh [TARGET...]: the images of a CPU cluster, or the named targets of the Dockerfile.
+# build.sh --arguments: the build arguments as NAME=VALUE lines, for another builder. Environment:
 # DOCKER (docker), BASE, BASE_BUILD, BASE_GPU, BASE_GPU_BUILD, TAG (0.1.0), REGISTRY, BUILD_FLAGS (as --sbom=true).
 # Without BASE where no registry is reachable, images/make_base.sh makes bases from Debian's mirror first. A client
 # that has BuildKit only with buildx, and no buildx, builds without.
@@ -25,7 +26,7 @@ setting() { # setting KEY: of pip, the environment first
 }
 
 default=$(sed -n 's/^ARG BASE=//p' Dockerfile)
-if [ -z "${BASE:-}" ] && ! "$docker" image inspect "$default" >/dev/null 2>&1 && ! "$docker" pull --quiet "$default"; then
+if [ -z "${BASE:-}" ] && ! "$docker" image inspect "$default" >/dev/null 2>&1 && ! "$docker" pull --quiet "$default" >&2; then
     echo "$default cannot be pulled: a base from Debian's mirror instead" >&2
     DOCKER=$docker images/make_base.sh
     BASE=tailrace-base:bookworm BASE_BUILD=tailrace-build:bookworm
@@ -41,12 +42,17 @@ certificates=$(setting cert)
 [ -z "$(setting index-url)" ] || arguments+=(--build-arg "PIP_INDEX_URL=$(setting index-url)")
 extra=$(setting extra-index-url | tr ' ' '\n' | grep -v '^file:' | tr '\n' ' ' || true)
 [ -z "${extra// /}" ] || arguments+=(--build-arg "PIP_EXTRA_INDEX_URL=$extra")
+if [ "${1:-}" = --arguments ]; then
+    printf '%s\n' "${arguments[@]}" | grep -vx -e --build-arg
+    exit
+fi
+labels=()
 for label in title=tailrace licenses=Apache-2.0 "revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)"; do
-    arguments+=(--label "org.opencontainers.image.$label")
+    labels+=(--label "org.opencontainers.image.$label")
 done
 
 for target in "${targets[@]}"; do
     # shellcheck disable=SC2086
-    "$docker" build ${BUILD_FLAGS:-} "${arguments[@]}" --target "$target" \
+    "$docker" build ${BUILD_FLAGS:-} "${arguments[@]}" "${labels[@]}" --target "$target" \
         --tag "${REGISTRY:+$REGISTRY/}tailrace-$target:$tag" .
 done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -25,17 +26,26 @@ def workload_to_resource_function(name):
 class FakeTilt:
     """Records the calls of Tilt's built-ins."""
 
-    def __init__(self, settings: dict[str, Any], files: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        files: tuple[str, ...] = (),
+        subcommand: str = "up",
+        build_arguments: str = "",
+    ) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         module = starlark.Module()
         for name in (
             "docker_build", "k8s_yaml", "helm", "k8s_resource", "local_resource", "port_forward",
             "link", "sync", "fall_back_on", "run", "allow_k8s_contexts", "define_string", "define_bool",
-            "watch_file", "resource_names",
+            "watch_file", "resource_names", "default_registry", "ci_settings",
         ):  # fmt: skip
             module.add_callable(name, self._recorder(name))
         module.add_callable("parse", lambda: settings)
         module.add_callable("exists", lambda path: path in files)
+        module.add_callable("k8s_namespace", lambda: "team")
+        module.add_callable("local", self._runs(build_arguments))
+        module["tilt_subcommand"] = subcommand
         module["TRIGGER_MODE_MANUAL"] = "manual"
         source = (ROOT / "Tiltfile").read_text()
         for module_name in ("config.", "os.path."):  # no methods in this Starlark
@@ -50,6 +60,13 @@ class FakeTilt:
         def call(*arguments: Any, **named: Any) -> Any:
             self.calls.append((name, arguments, named))
             return [name, *arguments, *([named] if named else [])]
+
+        return call
+
+    def _runs(self, answer: str) -> Any:
+        def call(command: str, **named: Any) -> str:
+            self.calls.append(("local", (command,), named))
+            return answer
 
         return call
 
@@ -93,12 +110,77 @@ def test_live_update_puts_the_packages_where_the_image_has_them(tilt: FakeTilt) 
             assert (ROOT / source).is_dir()
 
 
+def test_a_container_ends_as_its_service_does_when_its_pod_is_stopped(
+    tilt: FakeTilt, tmp_path: Path
+) -> None:
+    _, named = tilt.of("docker_build")[0]
+    script = re.sub(r"python -m \S+", 'sh "$0.service"', named["entrypoint"][2]).replace(
+        "/tmp", str(tmp_path)
+    )
+    service = tmp_path / "sh.service"
+    service.write_text("trap 'exit 0' TERM\necho runs\nwhile :; do sleep 0.05; done\n")
+    container = subprocess.Popen(
+        ["sh", "-c", script, str(tmp_path / "sh")], stdout=subprocess.PIPE, text=True
+    )
+    assert container.stdout is not None
+    assert container.stdout.readline() == "runs\n"
+    container.terminate()
+    assert container.wait(timeout=30) == 0
+
+
 def test_the_chart_is_installed_with_the_cpu_values(tilt: FakeTilt) -> None:
     ((arguments, named),) = tilt.of("helm")
     assert ROOT / arguments[0] == CHART
     assert "defaults.writableRoot=true" in named["set"]
     (values,) = named["values"]
     assert yaml.safe_load((ROOT / values).read_text())["experiment"]["exp_name"] == "demo"
+
+
+def test_the_objects_go_to_the_namespace_of_the_context(tilt: FakeTilt) -> None:
+    ((_, named),) = tilt.of("helm")
+    assert named["namespace"] == "team"
+
+
+def test_images_are_built_with_the_arguments_of_make_images() -> None:
+    chosen = FakeTilt(
+        {"base": "mine:1"}, build_arguments="BASE=mine:1\nPIP_INDEX_URL=http://a/?b=c\n\n"
+    )
+    ((command,), named) = chosen.of("local")[0]
+    assert (command, named["env"]) == ("images/build.sh --arguments", {"BASE": "mine:1"})
+    for _, build in chosen.of("docker_build"):
+        assert build["build_args"] == {"BASE": "mine:1", "PIP_INDEX_URL": "http://a/?b=c"}
+
+
+def test_the_arguments_of_a_build_are_one_a_line(tmp_path: Path) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\necho noise of docker\n")
+    docker.chmod(0o755)
+    environment = {
+        **os.environ,
+        "DOCKER": str(docker),
+        "BASE_GPU": "cuda:1",
+        "PIP_INDEX_URL": "http://a/b",
+    }
+    environment.pop("BASE", None)
+    printed = subprocess.run(
+        [ROOT / "images/build.sh", "--arguments"],
+        env=environment, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert {"BASE_GPU=cuda:1", "PIP_INDEX_URL=http://a/b"} <= set(printed.splitlines())
+    assert "noise" not in printed
+
+
+def readiness(tilt: FakeTilt) -> dict[str, str]:
+    return {arguments[0]: named["pod_readiness"] for arguments, named in tilt.of("k8s_resource")}
+
+
+def test_ci_waits_for_the_run_alone_since_that_stops_the_others(tilt: FakeTilt) -> None:
+    in_ci = readiness(FakeTilt({}, subcommand="ci"))
+    assert in_ci.pop("tailrace-run") == "succeeded"
+    assert set(in_ci.values()) == {"ignore"}
+    in_up = readiness(tilt)
+    assert in_up.pop("tailrace-run") == "succeeded"
+    assert set(in_up.values()) == {"wait"}
 
 
 def test_each_workload_is_a_resource_with_links(tilt: FakeTilt, render: Render) -> None:
@@ -151,3 +233,6 @@ def test_settings_choose_values_context_and_gateway() -> None:
     assert "gateway.enabled=true" in chosen.of("helm")[0][1]["set"]
     assert "tailrace-gateway" in {arguments[0] for arguments, _ in chosen.of("docker_build")}
     assert not FakeTilt({}).of("allow_k8s_contexts")
+    assert FakeTilt({"registry": "localhost:5000"}).of("default_registry") == [
+        (("localhost:5000",), {})
+    ]
