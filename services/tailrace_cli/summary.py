@@ -16,8 +16,10 @@ from tailrace_protos.event import (
     Event,
     EventBody,
     HintChanged,
+    ModelPrepared,
     RunFailed,
     RunStarted,
+    WarmStartAdvanced,
 )
 from tailrace_scheduler.core.run_health import alike_text
 
@@ -78,6 +80,7 @@ class Health:
     newest_failure: str = ""
     hints: list[str] = field(default_factory=list)  # that were raised, without repetitions
     failed: str = ""  # why the run ended without success
+    warm_start: str = ""  # progress, while it is under way
 
 
 HEALTH_MARKS = (
@@ -87,6 +90,8 @@ HEALTH_MARKS = (
     b'"run_failed"',
     b'"run_started"',
     b'"evaluation_finished"',
+    b'"warm_start_advanced"',
+    b'"model_prepared"',
 )
 _MOST_KINDS = 5
 _MIN_VALID_SHARE = 0.95  # of an evaluation's episodes
@@ -101,6 +106,7 @@ class HealthLog:
         self._hints: dict[str, str] = {}
         self._newest_failure = ""
         self._failed = ""
+        self._warm_start = ""
 
     def apply(self, body: EventBody) -> None:
         """Take note of an event."""
@@ -119,14 +125,19 @@ class HealthLog:
             case RunFailed(reason=reason):
                 self._failed = reason
             case RunStarted():  # it goes on
-                self._failed = ""
+                self._failed = self._warm_start = ""
+            case WarmStartAdvanced(step, num_steps, loss):
+                self._warm_start = f"step {step}/{num_steps}, loss {loss:.3f}"
+            case ModelPrepared():
+                self._warm_start = ""
 
     @property
     def health(self) -> Health:
         """Health so far; the commonest failures first."""
         commonest = self._counts.most_common(_MOST_KINDS)
         failures = [(self._newest[key], count) for key, count in commonest]
-        return Health(failures, self._newest_failure, list(self._hints.values()), self._failed)
+        hints = list(self._hints.values())
+        return Health(failures, self._newest_failure, hints, self._failed, self._warm_start)
 
 
 def read_health(run_dir: Path) -> Health:
@@ -175,6 +186,7 @@ def summary_rows(
     num_steps = str(rows[-1]["step"]) if rows else "0"
     return [
         ("optimizer steps", num_steps),
+        *([("warm start", health.warm_start)] if health.warm_start else []),
         *_success(rows, "eval/success_rate", sampling_name(temperature)),
         *_success(rows, "eval/greedy/success_rate", GREEDY),
         *_baselines(baselines),
