@@ -17,10 +17,12 @@ from tailrace_protos.event import (
     EventBody,
     HintChanged,
     LearnerResumed,
+    ModelPrepared,
     RunFailed,
     RunFinished,
     RunStarted,
     TaskSolved,
+    WarmStartAdvanced,
 )
 from tailrace_scheduler.core.run_health import alike_text
 
@@ -82,6 +84,7 @@ class Health:
     hints: list[str] = field(default_factory=list)  # that were raised, without repetitions
     failed: str = ""  # why the run ended without success
     ended_early: str = ""  # why training ended before `max_steps`
+    warm_start: str = ""  # progress, while it is under way
 
 
 HEALTH_MARKS = (
@@ -94,6 +97,8 @@ HEALTH_MARKS = (
     b'"task_solved"',
     b'"learner_resumed"',
     b'"evaluation_finished"',
+    b'"warm_start_advanced"',
+    b'"model_prepared"',
 )
 _MOST_KINDS = 5
 _MIN_VALID_SHARE = 0.95  # of an evaluation's episodes
@@ -107,7 +112,7 @@ class HealthLog:
         self._newest: dict[str, str] = {}
         self._hints: dict[str, str] = {}
         self._newest_failure = ""
-        self._failed = self._ended_early = ""
+        self._failed = self._ended_early = self._warm_start = ""
 
     def apply(self, body: EventBody) -> None:
         """Take note of an event."""
@@ -132,7 +137,11 @@ class HealthLog:
             case LearnerResumed():  # training goes on
                 self._ended_early = ""
             case RunStarted():  # it goes on
-                self._failed = ""
+                self._failed = self._warm_start = ""
+            case WarmStartAdvanced(step, num_steps, loss):
+                self._warm_start = f"step {step}/{num_steps}, loss {loss:.3f}"
+            case ModelPrepared():
+                self._warm_start = ""
 
     @property
     def health(self) -> Health:
@@ -140,7 +149,9 @@ class HealthLog:
         commonest = self._counts.most_common(_MOST_KINDS)
         failures = [(self._newest[key], count) for key, count in commonest]
         hints = list(self._hints.values())
-        return Health(failures, self._newest_failure, hints, self._failed, self._ended_early)
+        return Health(
+            failures, self._newest_failure, hints, self._failed, self._ended_early, self._warm_start
+        )
 
 
 def read_health(run_dir: Path) -> Health:
@@ -189,6 +200,7 @@ def summary_rows(
     num_steps = str(rows[-1]["step"]) if rows else "0"
     return [
         ("optimizer steps", num_steps),
+        *([("warm start", health.warm_start)] if health.warm_start else []),
         *_success(rows, "eval/success_rate", sampling_name(temperature)),
         *_success(rows, "eval/greedy/success_rate", GREEDY),
         *_baselines(baselines),

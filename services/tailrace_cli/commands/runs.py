@@ -78,7 +78,7 @@ def status(
         style=_STYLES.get(state, ""), soft_wrap=True,
     )  # fmt: skip
     rows, health = read_metrics(found.path), read_health(found.path)
-    if rows or health.failures:
+    if rows or health.failures or health.warm_start:
         lines = summary_rows(rows, health, found.baselines, found.eval_temperature)
         console.print(summary_table(f"run {found.path.name}", lines))
 

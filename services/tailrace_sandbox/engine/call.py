@@ -108,4 +108,5 @@ class ForkedCall:
 
     def end(self) -> int:
         """Kill what is left; the exit code of the first process, negative for a signal."""
+        self.inspection.close()
         return os.waitstatus_to_exitcode(processes.end(self.pid))

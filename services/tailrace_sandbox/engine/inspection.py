@@ -2,7 +2,7 @@
 
 Each look reads memory, threads and the number of descriptors. The objects behind the descriptors, the
 mappings and the files of the call are read one by one when the call could hold more than its limits by
-now, and every 2 s. It could if the pipes that its user may have, and the sockets, kernel memory and
+now, and every 4 s. It could if the pipes that its user may have, and the sockets, kernel memory and
 disk blocks that the machine has more in use since the last time, were all its own.
 """
 
@@ -15,7 +15,7 @@ from tailrace_sandbox.core.limits import Limits
 from tailrace_sandbox.engine import processes, workspace
 from tailrace_sandbox.engine.processes import PIPE_BYTES, SOCKET_BYTES, Survey
 
-_COUNT_S = 2.0
+_COUNT_S = 4.0
 _PAGE_BYTES = 4096
 _SMALL_PIPE_BYTES = 2 * _PAGE_BYTES  # of those of a user with too many
 _MAPPING_BYTES = 160  # of kernel memory, at least
@@ -36,6 +36,7 @@ class Inspection:
         self._folder = folder
         self._limits = limits
         self._tells_room = tells_room
+        self._surveyor = processes.Surveyor(os.getpid(), limits)
         self._count_s = 0.0  # monotonic, of the next count in any case
         self._held = processes.Holdings(0, 0, 0, 0)
         self._used = workspace.Usage(0, 0)
@@ -46,7 +47,7 @@ class Inspection:
     def look(self) -> str:
         """Name of the broken limit; empty: none. Raises `UninspectableError` and `OSError`."""
         limits = self._limits
-        found = processes.survey(os.getpid(), limits)
+        found = self._surveyor.survey()
         if found.num_processes > limits.max_processes:
             return "processes"
         if time.monotonic() >= self._count_s or self._may_exceed(found):
@@ -61,6 +62,10 @@ class Inspection:
         if self._used.num_bytes + self._held.hidden_bytes > limits.disk_bytes:
             return "disk"
         return ""
+
+    def close(self) -> None:
+        """Let go of the processes, which are over."""
+        self._surveyor.close()
 
     def _may_exceed(self, found: Survey) -> bool:
         limits, room, machine = self._limits, workspace.room(self._folder), _machine()

@@ -67,29 +67,100 @@ def descendants(pid: int) -> Iterator[tuple[int, list[str]]]:
     while waiting:
         parent, threads = waiting.pop()
         for thread in threads:
-            for child in map(int, read(f"/proc/{parent}/task/{thread}/children").split()):
+            for child in _children(parent, [thread]):
                 entry = child, _list(f"/proc/{child}/task")
                 yield entry
                 waiting.append(entry)
 
 
-def survey(pid: int, limits: Limits) -> Survey:
-    """Add up all descendants of `pid`, or those found until there are too many.
+def _children(pid: int, threads: list[str]) -> list[int]:
+    files = [f"/proc/{pid}/task/{thread}/children" for thread in threads]
+    return [int(child) for file in files for child in read(file).split()]
 
-    Stopping there keeps the look short while processes multiply. Raises `UninspectableError` if a
-    process hides what it holds.
-    """
-    num_processes = memory_bytes = num_descriptors = 0
-    for descendant, tasks in descendants(pid):
-        where, threads, held_bytes = _alive(descendant, tasks)
-        num_processes += threads
-        memory_bytes += held_bytes
-        if num_processes > limits.max_processes:
-            break
-        if threads:
-            with _visible(descendant, tasks):
-                num_descriptors += _num_descriptors(where, limits)
-    return Survey(num_processes, memory_bytes, num_descriptors)
+
+class Surveyor:
+    """Surveys the descendants of `pid` again and again; keeps their files below `/proc` open."""
+
+    def __init__(self, pid: int, limits: Limits) -> None:
+        self._pid = pid
+        self._limits = limits
+        self._kept: dict[int, tuple[int, int]] = {}  # by pid: status, children of the first thread
+
+    def survey(self) -> Survey:
+        """Add up all descendants, or those found until there are too many.
+
+        Stopping there keeps the look short while processes multiply. Raises `UninspectableError` if a
+        process hides what it holds.
+        """
+        num_processes = memory_bytes = num_descriptors = 0
+        waiting, last, self._kept = (
+            _children(self._pid, _list(f"/proc/{self._pid}/task")),
+            self._kept,
+            {},
+        )
+        try:
+            while waiting and num_processes <= self._limits.max_processes:
+                pid = waiting.pop()
+                status = self._status_of(pid, last)
+                threads, held_bytes, tasks, where = *_parsed(status), [str(pid)], f"/proc/{pid}"
+                if threads > 1:
+                    tasks = _list(f"/proc/{pid}/task")
+                    where, threads, held_bytes = _alive(pid, tasks)
+                waiting += self._children_of(pid, tasks)
+                if held_bytes:
+                    num_processes += threads
+                    memory_bytes += held_bytes
+                    with _visible(pid, tasks):
+                        num_descriptors += _num_descriptors(where, self._limits)
+        finally:
+            _close(last)
+        return Survey(num_processes, memory_bytes, num_descriptors)
+
+    def _status_of(self, pid: int, last: dict[int, tuple[int, int]]) -> bytes:
+        """Status of a process, empty if it has ended; its files stay open for the next time."""
+        files = last.pop(pid, None) or _open_pair(pid)
+        status = _again(files[0]) if files else b""
+        if files and status:
+            self._kept[pid] = files
+        elif files:
+            _close({pid: files})  # also of a process that ended, whose number another has by now
+        return status
+
+    def _children_of(self, pid: int, tasks: list[str]) -> list[int]:
+        first = _again(self._kept[pid][1]) if pid in self._kept else b""
+        return [*map(int, first.split()), *_children(pid, [one for one in tasks if one != str(pid)])]
+
+    def close(self) -> None:
+        """Close what is open of processes."""
+        _close(self._kept)
+        self._kept = {}
+
+
+def _close(kept: dict[int, tuple[int, int]]) -> None:
+    for files in kept.values():
+        for fd in files:
+            os.close(fd)
+
+
+def _open_pair(pid: int) -> tuple[int, int] | None:
+    """Descriptors of a process's status and of its first thread's children; None if it has ended."""
+    try:
+        status = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    try:
+        return status, os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError):
+        os.close(status)
+        return None
+
+
+def _again(fd: int) -> bytes:
+    """Content of an open file below `/proc` now; empty when its process has ended."""
+    try:
+        return os.pread(fd, 65536, 0)
+    except ProcessLookupError:
+        return b""
 
 
 @contextlib.contextmanager
@@ -159,8 +230,12 @@ def _alive(pid: int, tasks: list[str]) -> tuple[str, int, int]:
 
 def _status(where: str) -> tuple[int, int]:
     """Threads, and bytes of memory; zero bytes when it has ended or is about to."""
+    return _parsed(read(f"{where}/status"))
+
+
+def _parsed(status: bytes) -> tuple[int, int]:
     threads = held_kib = 0
-    for name, value in _STATUS.findall(read(f"{where}/status")):
+    for name, value in _STATUS.findall(status):
         if name == b"Threads":
             threads = int(value)
         else:

@@ -49,6 +49,8 @@ def main(argument: str) -> None:
     for module in (*_WARM, *start.preload):
         importlib.import_module(module)
     kernel.adopt_orphans()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # it watches each process by two files
     kernel.use_few_arenas()
     abi = kernel.landlock_abi() if start.landlock else 0
     confinement = Confinement(platform.machine(), start.uid >= 0, abi)

@@ -15,7 +15,15 @@ from typer.testing import CliRunner
 from tailrace.config import ConfigError
 from tailrace_cli.__main__ import app, main
 from tailrace_cli.run_folders import find_run
-from tailrace_protos.event import Event, EventBody, RunFailed, RunFinished, RunStarted
+from tailrace_protos.event import (
+    Event,
+    EventBody,
+    ModelPrepared,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    WarmStartAdvanced,
+)
 
 STARTED = RunStarted("lake", "0")
 FINISHED = RunFinished(3, "all steps are done")
@@ -92,6 +100,16 @@ def test_a_run_without_a_process_is_told_by_its_newest_start_or_end(
     tmp_path: Path, ends: tuple[EventBody, ...], state: str
 ) -> None:
     assert find_run(str(make_run(tmp_path, *ends)), "runs").state()[0] == state
+
+
+def test_status_tells_the_progress_of_a_warm_start_until_it_is_done(tmp_path: Path) -> None:
+    advanced = WarmStartAdvanced(40, 300, 1.25)
+    folder = make_run(tmp_path, STARTED, WarmStartAdvanced(20, 300, 2.5), advanced)
+    (folder / "metrics.jsonl").unlink()
+    under_way = CliRunner().invoke(app, ["status", str(folder)]).output
+    assert "step 40/300, loss 1.250" in under_way
+    done = make_run(tmp_path, STARTED, advanced, ModelPrepared(9, 300, 1.0, 1.25), name="done")
+    assert "warm start" not in CliRunner().invoke(app, ["status", str(done)]).output
 
 
 def test_a_torn_end_of_the_log_is_no_end(tmp_path: Path) -> None:
