@@ -98,8 +98,9 @@ RECIPES = (
         "Calculator",
         "grpo, dapo loss, a tool",
         CALCULATOR,
-        remark="It learns to copy the numbers in order and to repeat the tool's result, and last which sign a "
-        "word means. Seed 2 had not come to this after 200 steps: it gives nearly every question one sign.",
+        remark="It learns to copy the numbers in order and to repeat the tool's result, and last which "
+        "sign a word means. Seed 2 had not come to this after 200 steps: it gives nearly every "
+        "question one sign.",
     ),
     Recipe(
         "slow_lake_synchronous",
