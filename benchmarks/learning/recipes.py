@@ -93,7 +93,15 @@ RECIPES = (
     ),
     Recipe("sokoban_gigpo", "Sokoban", "gigpo, step-wise rows", SOKOBAN),
     Recipe("webshop_gigpo", "WebShop", "gigpo, step-wise rows", WEBSHOP),
-    Recipe("calculator_grpo", "Calculator", "grpo, dapo loss, a tool", CALCULATOR),
+    Recipe(
+        "calculator_grpo",
+        "Calculator",
+        "grpo, dapo loss, a tool",
+        CALCULATOR,
+        remark="It learns to copy the numbers in order and to repeat the tool's result, and last which "
+        "sign a word means. Seed 2 had not come to this after 200 steps: it gives nearly every "
+        "question one sign.",
+    ),
     Recipe(
         "slow_lake_synchronous",
         "FrozenLake, 50 ms a move",
