@@ -213,8 +213,15 @@ def main() -> None:
     for (cell, side), of_seeds in sorted(rows.items(), key=lambda one: (name_of(one[0][0]), one[0][1])):
         means = {name: _mean(of_seeds, name) for name in MEASURES}
         given_up = next((one.gave_up for one in of_seeds.values() if one.gave_up), "")
-        named = {"cell": name_of(cell), "policy": side.name, "rule": side.rule, "seeds": len(of_seeds)}
-        results.add(**named, **means, gave_up=given_up)
+        count = len(of_seeds)
+        results.add(
+            cell=name_of(cell),
+            policy=side.name,
+            rule=side.rule,
+            seeds=count,
+            **means,
+            gave_up=given_up,
+        )
     judge(results, rows)
     results.at_least("decisions a second on one core at 512 servers", rate, 20_000)
     results.at_most("bytes for each of 100,000 waiting episodes", each, 1_000)
