@@ -20,18 +20,19 @@ import tracemalloc
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.results import Results
 from benchmarks.scheduling.cells import OURS, Side, play
 from benchmarks.scheduling.cells import SchedulingCell as Cell
 from benchmarks.scheduling.grid import GOALS, Job, full, name_of, short
 from benchmarks.scheduling.page import write_page
+from tailrace_cli.simulation.patience import StuckRunError
 from tailrace_scheduler.core.streams import decisions as de
 from tailrace_scheduler.core.streams import events as ev
 from tailrace_scheduler.core.streams.core import StreamCore
 from tailrace_scheduler.core.streams.settings import StreamSettings
 
-Rows = dict[tuple[Cell, Side], dict[int, dict[str, float]]]  # by seed
 MEASURES = (
     "efficiency",
     "attainment",
@@ -58,6 +59,16 @@ SIMULATED_BY = (
 )
 
 
+class Played(NamedTuple):
+    """A run: all measures are 0 where it was given up, for the reason that `gave_up` tells."""
+
+    measures: dict[str, float]
+    gave_up: str = ""
+
+
+Rows = dict[tuple[Cell, Side], dict[int, Played]]  # by seed
+
+
 def code_hash() -> str:
     """Return a hash of everything that decides what a simulated run gives."""
     digest = hashlib.sha256()
@@ -69,16 +80,21 @@ def code_hash() -> str:
     return digest.hexdigest()[:12]
 
 
-def _play(job: Job) -> tuple[Job, dict[str, float], float]:
-    gc.disable()  # a run keeps nearly all that it makes; collected between two runs
-    begin = time.process_time()
+def played(job: Job) -> Played:
+    """Simulate one run."""
     try:
         measures = play(*job)
-    except RuntimeError:  # no step is ever finished: all work goes to a server that fails
-        measures = dict.fromkeys(MEASURES, 0.0)
-    row = {name: float(measures[name]) for name in MEASURES}
+    except StuckRunError as error:
+        return Played(dict.fromkeys(MEASURES, 0.0), str(error))
+    return Played({name: float(measures[name]) for name in MEASURES})
+
+
+def _play(job: Job) -> tuple[Job, Played, float]:
+    gc.disable()  # a run keeps nearly all that it makes; collected between two runs
+    begin = time.process_time()
+    made = played(job)
     gc.collect()
-    return job, row, time.process_time() - begin
+    return job, made, time.process_time() - begin
 
 
 def measure(jobs: list[Job], processes: int, done: Path) -> Rows:
@@ -87,11 +103,13 @@ def measure(jobs: list[Job], processes: int, done: Path) -> Rows:
     missing = [job for job in jobs if _key(job) not in found]
     print(f"{len(jobs)} runs, {len(jobs) - len(missing)} of them are in {done}", flush=True)
     with multiprocessing.get_context("spawn").Pool(processes) as pool, done.open("a") as file:
-        for number, (job, row, took_s) in enumerate(pool.imap_unordered(_play, missing), start=1):
-            found[_key(job)] = row
-            print(json.dumps({"key": _key(job), "row": row}), file=file, flush=True)
+        for number, (job, made, took_s) in enumerate(pool.imap_unordered(_play, missing), start=1):
+            found[_key(job)] = made
+            line = {"key": _key(job), "gave_up": made.gave_up, "row": made.measures}
+            print(json.dumps(line), file=file, flush=True)
             name = f"{name_of(job[0])}, {job[1].name} {job[1].rule}, seed {job[2]}"
-            shown = f"{row['efficiency']:.3f} ({took_s:.1f} s)"
+            shown = made.gave_up or f"{made.measures['efficiency']:.3f}"
+            shown = f"{shown} ({took_s:.1f} s)"
             print(f"{number}/{len(missing)} {name}: {shown}", flush=True)
     rows: Rows = defaultdict(dict)
     for job in jobs:
@@ -103,16 +121,16 @@ def _key(job: Job) -> str:
     return json.dumps(job)
 
 
-def _read(done: Path) -> Iterator[tuple[str, dict[str, float]]]:
+def _read(done: Path) -> Iterator[tuple[str, Played]]:
     lines = done.read_text(encoding="utf-8").splitlines() if done.exists() else []
     for line in lines:
         if line.endswith("}}"):  # the last one may be cut off
             content = json.loads(line)
-            yield content["key"], content["row"]
+            yield content["key"], Played(content["row"], content["gave_up"])
 
 
-def _mean(rows: dict[int, dict[str, float]], name: str) -> float:
-    return statistics.mean(row[name] for row in rows.values())
+def _mean(rows: dict[int, Played], name: str) -> float:
+    return statistics.mean(row.measures[name] for row in rows.values())
 
 
 def judge(results: Results, rows: Rows) -> None:
@@ -143,9 +161,10 @@ def ratios(rows: Rows) -> Iterator[tuple[float, str]]:
         if side == OURS or not ours:
             continue
         seeds = sorted(others.keys() & ours.keys())
-        theirs = statistics.mean(others[seed]["efficiency"] for seed in seeds)
+        theirs = statistics.mean(others[seed].measures["efficiency"] for seed in seeds)
         if theirs > 0:
-            yield statistics.mean(ours[seed]["efficiency"] for seed in seeds) / theirs, name_of(cell)
+            mean = statistics.mean(ours[seed].measures["efficiency"] for seed in seeds)
+            yield mean / theirs, name_of(cell)
 
 
 def decisions_per_s(num_servers: int = 512, num_waiting: int = 100_000) -> tuple[float, float]:
@@ -193,8 +212,16 @@ def main() -> None:
     rows = measure(jobs, options.processes, done)
     for (cell, side), of_seeds in sorted(rows.items(), key=lambda one: (name_of(one[0][0]), one[0][1])):
         means = {name: _mean(of_seeds, name) for name in MEASURES}
+        given_up = next((one.gave_up for one in of_seeds.values() if one.gave_up), "")
         count = len(of_seeds)
-        results.add(cell=name_of(cell), policy=side.name, rule=side.rule, seeds=count, **means)
+        results.add(
+            cell=name_of(cell),
+            policy=side.name,
+            rule=side.rule,
+            seeds=count,
+            **means,
+            gave_up=given_up,
+        )
     judge(results, rows)
     results.at_least("decisions a second on one core at 512 servers", rate, 20_000)
     results.at_most("bytes for each of 100,000 waiting episodes", each, 1_000)

@@ -16,7 +16,7 @@ from tailrace_cli.simulation.workload import BUILT_IN
 Job = tuple[Cell, Side, int]  # with its seed
 FIRST_SEED = 11
 HOST_KV = 2_000_000
-FAILS = "fails fast"  # sticky baselines draw groups for the failing server nearly without end
+FAILS = "fails fast"
 
 VERL, AIMD = Side("verl_least_in_flight", "mask"), Side("prime_rl_aimd", "mask")
 VERL_WAIT, TOKENS_WAIT = Side("verl_least_in_flight", "wait"), Side("least_tokens", "wait")
@@ -58,21 +58,15 @@ def full() -> list[Job]:
         cells += [Cell(name, e, s) for e, s in itertools.product((16, 64, 256), (0, 1, 2, 4, 8))]
         cells += [cell for staleness in (1, 4) for cell in around(name, 64, staleness)]
         cells += [Cell(name, 64, staleness, servers=64) for staleness in (1, 4)]
-    jobs = [
-        job
-        for cell in cells
-        for job in _jobs(cell, (OURS, *rivals(cell)) if cell.fault == FAILS else sides, 8)
-    ]
+    jobs = [job for cell in cells for job in _jobs(cell, sides, 8)]
     jobs += _jobs(Cell("logn", 64, 4, servers=512), (OURS, VERL, AIMD), 8)
     return list(dict.fromkeys(jobs))
 
 
 def _short() -> Iterator[Job]:
     for cell, _ in GOALS:
-        is_large = cell.workload in MANY_TURNS and cell.per_server >= 256
         best, *others = rivals(cell)
-        yield from _jobs(cell, (OURS,), 2 if is_large else 3)
-        yield from _jobs(cell, (best,), 1 if is_large else 3)
+        yield from _jobs(cell, (OURS, best), 3)
         yield from _jobs(cell, others, 1)
     yield from _jobs(Cell("logn", 64, 4, servers=64), (OURS, VERL_WAIT), 1)
     for e in (64, 256):
@@ -83,7 +77,7 @@ def _short() -> Iterator[Job]:
             cells += [Cell(name, 16, 4), *(Cell(name, 64, staleness) for staleness in (0, 2, 8))]
             cells += around(name, 64, 4)
         for cell in cells:
-            yield from _jobs(cell, (OURS, rivals(cell)[0]), 1)
+            yield from _jobs(cell, (OURS, rivals(cell)[0]), 1 if name in MANY_TURNS else 3)
     yield from _jobs(Cell("logn", 64, 4), (*SYNCHRONOUS, *OWN_RULE, *OUR_RULE), 1)
     yield from _jobs(Cell("agent", 64, 2), (*SYNCHRONOUS, *OWN_RULE), 1)
 
@@ -91,7 +85,7 @@ def _short() -> Iterator[Job]:
 def rivals(cell: Cell) -> tuple[Side, ...]:
     """Return the baselines of the short run in a cell, the one that is usually best first."""
     if cell.fault == FAILS:
-        return (ROUND_ROBIN, AIMD)
+        return (ROUND_ROBIN, AIMD, VERL)
     if cell.fault:
         return (VERL,)
     if cell.workload in MANY_TURNS:

@@ -24,7 +24,19 @@ def write_page(results: Results) -> None:
     lines += ["### Every policy", "", "Means over seeds, numbered from 11.", ""]
     lines += ["| cell | policy | rule | seeds | " + " | ".join(COLUMNS) + " |", "|---" * 11 + "|"]
     lines += [_line(row) for row in results.rows]
+    lines += _given_up(results.rows)
     PAGE.write_text(written + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _given_up(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the policies whose runs were given up, which count as 0, with the reason of one."""
+    given_up = [row for row in rows if row["gave_up"]]
+    if not given_up:
+        return []
+    lines = ["", "Given up, and counted as 0:", ""]
+    return lines + [
+        f"- {row['cell']}, {row['policy']}, {row['rule']}: {row['gave_up']}." for row in given_up
+    ]
 
 
 def _cells(rows: list[dict[str, Any]]) -> list[str]:

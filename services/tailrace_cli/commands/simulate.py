@@ -13,6 +13,7 @@ from tailrace.config import ConfigError
 from tailrace_cli.commands.calibrate import calibrate
 from tailrace_cli.console import plain_console
 from tailrace_cli.simulation.calibration import COSTS
+from tailrace_cli.simulation.patience import StuckRunError
 from tailrace_cli.simulation.records import Fault, SimSettings, Timeline
 from tailrace_cli.simulation.traces import load_trace
 from tailrace_cli.simulation.workload import BUILT_IN, Workload
@@ -139,13 +140,22 @@ def simulate(
     for count in _counts(servers):
         groups = groups_per_step or _groups(episodes, count, group_size)
         world = World(replace(every, servers=count, groups_per_step=groups), chosen)
-        rows.append({"servers": count} | world.run())
+        rows.append({"servers": count} | _measures(world))
         timelines.append(world.timeline)
     plain_console().print(_table(rows, f"{chosen.name}, policy {policy}, seed {seed}"))
     if to is not None:
         to.mkdir(parents=True, exist_ok=True)
         (to / "result.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
     return Simulated(to, rows, timelines)
+
+
+def _measures(world: World) -> dict[str, Any]:
+    try:
+        return world.run()
+    except StuckRunError as error:
+        raise ConfigError(
+            f"the run was given up: {error}; simulate more --servers, and at least one that works"
+        ) from None
 
 
 def _engine(workload: Workload, values: dict[str, Any]) -> EngineModel:

@@ -6,9 +6,9 @@ count if their engine sampled them in the measured window (`SimEngine.window`).
 
 from typing import NamedTuple
 
-from tailrace_cli.simulation.measures import Tally, Tokens
+from tailrace_cli.simulation.measures import Tally, Tokens, solo_s
 from tailrace_cli.simulation.records import SimEpisode, SimGroup, SimSettings, SimSpan
-from tailrace_cli.simulation.workload import EpisodePlan, natural_tokens
+from tailrace_cli.simulation.workload import natural_tokens
 
 
 class _EpisodeTokens(NamedTuple):
@@ -29,6 +29,7 @@ class SimLearner:
         self.version = 0
         self.tally = Tally()
         self.may_select = True  # something changed since the last look
+        self.num_lost = 0  # groups with too few valid members in the present step
         self._slots = settings.groups_per_step
         self._is_busy = False
         self._step_tokens = 0.0
@@ -47,7 +48,7 @@ class SimLearner:
         """Begin to train a group; returns the seconds that it takes."""
         self._slots -= 1
         self._is_busy = True
-        took_s = self._duration_s(self._count(group))
+        took_s = self._settings.learner_s(self._count(group), self._capacity)
         self.tally.learner_s += took_s
         return took_s
 
@@ -60,10 +61,16 @@ class SimLearner:
         """Begin the next version; returns the tokens that the step trained."""
         tokens = int(self._step_tokens)
         self.version += 1
+        self.num_lost = 0
         self.tally.steps += 1
         self.tally.paths_s.append(self._step_path_s)
         self._slots, self._step_tokens, self._step_path_s = self._settings.groups_per_step, 0.0, 0.0
         return tokens
+
+    def lose(self) -> None:
+        """Count a group with too few valid members."""
+        self.tally.num_lost += 1
+        self.num_lost += 1
 
     def throw(self, episode: SimEpisode) -> None:
         """Count the tokens of an episode as thrown away."""
@@ -90,7 +97,9 @@ class SimLearner:
             self.tally.lengths += natural_tokens(episode.plan)
             self.tally.num_lengths += 1
             self._step_tokens += tokens.kept.sampled
-        self._step_path_s = max([self._step_path_s, *(self._solo_s(one.plan) for one in valid)])
+        self._step_path_s = max(
+            [self._step_path_s, *(solo_s(self._settings.engine, one.plan) for one in valid)]
+        )
         self.count_natural(group)
         return everything
 
@@ -129,22 +138,6 @@ class SimLearner:
         if is_kept:
             sums.kept.add(part)
             sums.useful.add(measured)
-
-    def _duration_s(self, tokens: Tokens) -> float:
-        rate = self._settings.learner_tokens_per_s
-        if rate > 0:
-            return (tokens.sampled + tokens.prefilled) / rate
-        return self._settings.rho * tokens.work_s(self._settings.engine) / self._capacity
-
-    def _solo_s(self, plan: EpisodePlan) -> float:
-        """Return the latency of an episode that has a server to itself."""
-        model, context, total = self._settings.engine, 0, 0.0
-        for new, out, tool_s in plan:
-            total += model.e_s * new + tool_s
-            context += new
-            total += out * (model.a_s + model.c_s + model.d_s * (context + out / 2))
-            context += out
-        return total
 
 
 def _part(begin: float, end: float, context: int) -> Tokens:

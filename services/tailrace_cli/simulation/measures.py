@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from tailrace_cli.simulation.workload import EpisodePlan
 from tailrace_scheduler.core.streams.settings import EngineModel
 
 
@@ -96,3 +97,14 @@ def summary(
         "steps": tally.steps,
         "ages": {str(age): n / max(sampled, 1.0) for age, n in sorted(tally.ages.items())},
     }
+
+
+def solo_s(model: EngineModel, plan: EpisodePlan) -> float:
+    """Return the latency of an episode that has a server to itself."""
+    context, total = 0, 0.0
+    for new, out, tool_s in plan:
+        total += model.e_s * new + tool_s
+        context += new
+        total += out * (model.a_s + model.c_s + model.d_s * (context + out / 2))
+        context += out
+    return total

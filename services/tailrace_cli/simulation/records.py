@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from tailrace_cli.simulation.engine import SimEngine
+from tailrace_cli.simulation.measures import Tokens
 from tailrace_cli.simulation.workload import EpisodePlan
 from tailrace_scheduler.core.streams.settings import EngineModel, StalePolicy
 
@@ -39,7 +40,12 @@ class SimSettings(Struct, frozen=True, kw_only=True):
     seed: int = 1
     synchronous: bool = False  # the learner waits for the whole batch
     closing_order: bool = False  # the learner takes what closed first, not the oldest
-    max_s: float = 1e7  # simulated seconds after which the run is given up
+
+    def learner_s(self, tokens: Tokens, capacity: float) -> float:
+        """Return the seconds in which the learner trains tokens; `capacity`: sum of engine speeds."""
+        if self.learner_tokens_per_s > 0:
+            return (tokens.sampled + tokens.prefilled) / self.learner_tokens_per_s
+        return self.rho * tokens.work_s(self.engine) / capacity
 
 
 @dataclass(slots=True, eq=False)

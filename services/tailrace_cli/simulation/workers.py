@@ -258,7 +258,7 @@ class SimWorkers:
             if valid >= min(self._settings.min_valid, len(group.episodes)):
                 self.closed[group.group_id] = None
             else:
-                self._learner.tally.num_lost += 1
+                self._learner.lose()
                 self.throw(group)
             self._learner.may_select = True
 

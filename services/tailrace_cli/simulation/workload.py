@@ -13,6 +13,9 @@ import numpy as np
 
 CORRELATION = 0.5  # of log lengths between siblings
 LONGEST = 32_768
+# With these the mean reply has 4,096 tokens after it is cut at `LONGEST`.
+LOGN_MEDIAN = 2530.6  # sigma 1
+PARETO_ALPHA, PARETO_LEAST = 1.6, 1719.3
 NORMAL = NormalDist()
 
 
@@ -42,17 +45,14 @@ def correlated(rng: np.random.Generator, members: int) -> np.ndarray:
 
 
 def _logn(rng: np.random.Generator, members: int) -> list[EpisodePlan]:
-    lengths = np.exp(math.log(4096) - 0.5 + correlated(rng, members))
+    lengths = LOGN_MEDIAN * np.exp(correlated(rng, members))
     return [(TurnPlan(512, _reply(one), 0.0),) for one in lengths]
 
 
 def _pareto(rng: np.random.Generator, members: int) -> list[EpisodePlan]:
-    alpha = 1.6
-    least = 4096 * (alpha - 1) / alpha
-    return [
-        (TurnPlan(512, _reply(least * (1 - NORMAL.cdf(one)) ** (-1 / alpha)), 0.0),)
-        for one in correlated(rng, members)
-    ]
+    ranks = (NORMAL.cdf(one) for one in correlated(rng, members))
+    lengths = [PARETO_LEAST * (1 - rank) ** (-1 / PARETO_ALPHA) for rank in ranks]
+    return [(TurnPlan(512, _reply(one), 0.0),) for one in lengths]
 
 
 def _reply(tokens: float) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from tailrace_cli.simulation.engine import SimEngine
 from tailrace_cli.simulation.learner import SimLearner
 from tailrace_cli.simulation.measures import Tally, summary
+from tailrace_cli.simulation.patience import Patience, ideal_s
 from tailrace_cli.simulation.records import SimSettings, Timeline
 from tailrace_cli.simulation.servers import SimServers
 from tailrace_cli.simulation.timetable import Timetable
@@ -36,6 +37,7 @@ class World:
         self._core = StreamCore(_core_settings(settings, workload), placement)
         self._servers = SimServers(settings)
         self._learner = SimLearner(settings, self._servers.capacity)
+        self._patience = Patience(settings, ideal_s(settings, self._servers.capacity, workload))
         self._hooks = hooks_of(self._core.book.placement)
         self._workers = SimWorkers(
             settings,
@@ -60,7 +62,7 @@ class World:
         return self._servers.timeline
 
     def run(self) -> dict[str, Any]:
-        """Run until the measured steps are done."""
+        """Run until the measured steps are done; raises `StuckRunError` if one cannot be."""
         settings, time, learner = self._settings, self._time, self._learner
         self._tell(ev.AdmissionBounded(1 << 40, 0))
         engines = self._servers.engines.values()
@@ -68,12 +70,8 @@ class World:
             self._report(engine)
             time.at(REPORT_S * (1 + number / len(engines)), self._report_again, engine)
         self._decide()
-        while self._has_unknown() and time.now_s < settings.max_s and time.advance():
-            pass
-        if not self._measured.steps:
-            raise RuntimeError(f"no step was finished by {time.now_s:.0f} s of the simulated run")
-        if self._end_s == math.inf:
-            self._close_window()
+        while self._has_unknown() and time.advance():
+            self._patience.check(time.now_s, learner.num_lost)
         self._measured.add_tokens(learner.tally)
         elapsed = self._end_s - self._start_s
         capacity, staleness = self._servers.capacity, settings.max_staleness
@@ -157,6 +155,7 @@ class World:
             self._workers.reschedule(engine)
         self._hooks.on_step()
         tokens = self._learner.finish_step()
+        self._patience.step_done(self._time.now_s)
         self._tell(ev.StepDone(self._learner.version, tokens))
         if self._learner.version == self._settings.warmup_steps:
             self._open_window()

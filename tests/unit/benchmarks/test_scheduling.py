@@ -1,5 +1,7 @@
-"""Scheduling baselines: rounds of tail batching, and the order in which a learner takes groups."""
+"""Scheduling baselines: rounds of tail batching, and policies that finish no step."""
 
+from benchmarks.bench_scheduler import played
+from benchmarks.scheduling.cells import SchedulingCell, Side
 from benchmarks.scheduling.policies.tail_batching import TailBatching
 from tailrace_cli.simulation.records import SimSettings
 from tailrace_cli.simulation.workload import BUILT_IN
@@ -23,3 +25,10 @@ def test_tail_batching_throws_work_away_and_still_beats_whole_batches() -> None:
     assert rounds["thrown"] > 0.1
     assert rounds["masked"] == 0.0
     assert rounds["efficiency"] > whole["efficiency"]
+
+
+def test_a_policy_that_finishes_no_step_counts_as_0_with_the_reason() -> None:
+    cell = SchedulingCell("logn", 256, 4, servers=4, fault="fails fast")
+    made = played((cell, Side("verl_least_in_flight", "mask"), 11))
+    assert set(made.measures.values()) == {0.0}
+    assert "lost more than 100 groups" in made.gave_up

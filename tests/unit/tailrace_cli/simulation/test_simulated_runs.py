@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -10,6 +11,7 @@ from tailrace.config import ConfigError
 from tailrace_cli.__main__ import app
 from tailrace_cli.simulation.engine import SimEngine, SimTurn
 from tailrace_cli.simulation.learner import SimLearner
+from tailrace_cli.simulation.patience import MOST_LOST, Patience, StuckRunError, ideal_s
 from tailrace_cli.simulation.records import Fault, SimEpisode, SimGroup, SimSettings
 from tailrace_cli.simulation.traces import load_trace
 from tailrace_cli.simulation.workload import BUILT_IN, TurnPlan
@@ -109,6 +111,47 @@ def test_a_failing_server_costs_a_baseline_the_episodes_it_attracts(
     faulty = SimSettings(**SMALL | {"servers": 4}, faults=(Fault(0, fails=True),))  # type: ignore[arg-type]
     made = World(faulty, BUILT_IN["logn"], policy).run()
     assert (made["lost_groups"] > 0.1) is is_lost
+
+
+def test_a_run_whose_servers_all_fail_is_given_up() -> None:
+    with pytest.raises(StuckRunError, match="step 0 took more than 20 times"):
+        run(servers=1, faults=(Fault(0, fails=True),))
+
+
+def test_a_policy_that_loses_nearly_every_group_is_given_up() -> None:
+    faulty = SimSettings(
+        **SMALL | {"servers": 4, "groups_per_step": 64},  # type: ignore[arg-type]
+        faults=(Fault(0, fails=True),),
+    )
+    with pytest.raises(StuckRunError, match="lost more than 100 groups for each of the 64"):
+        World(faulty, BUILT_IN["logn"], LeastInFlight).run()
+
+
+def test_every_step_has_the_whole_patience() -> None:
+    settings = SimSettings(**SMALL)  # type: ignore[arg-type]
+    least_s = ideal_s(settings, 2.0, BUILT_IN["logn"])
+    patience = Patience(settings, least_s)
+    patience.check(20 * least_s, MOST_LOST * settings.groups_per_step)
+    patience.step_done(20 * least_s)
+    patience.check(39 * least_s, 0)
+    with pytest.raises(StuckRunError, match="step 1"):
+        patience.check(41 * least_s, 0)
+
+
+def test_the_ideal_time_is_less_than_any_policy_takes() -> None:
+    for staleness in (0, 2):
+        settings = SimSettings(**SMALL | {"max_staleness": staleness, "policy": "wait"})  # type: ignore[arg-type]
+        made = World(settings, BUILT_IN["agent"]).run()
+        least_s = ideal_s(settings, 2.0, BUILT_IN["agent"])
+        assert least_s < (staleness + 1) * made["seconds_per_step"] < 20 * least_s
+
+
+@pytest.mark.parametrize("workload", ["logn", "pareto"])
+def test_the_mean_reply_has_4096_tokens(workload: str) -> None:
+    rng = np.random.default_rng(1)
+    draws = [BUILT_IN[workload].draw(rng, 16) for _ in range(8_000)]
+    lengths = [plan[0].output_tokens for group in draws for plan in group]
+    assert np.mean(lengths) == pytest.approx(4_096, rel=0.03)
 
 
 def test_idle_prefixes_leave_least_recently_used_first() -> None:
