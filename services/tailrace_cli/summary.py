@@ -116,6 +116,7 @@ class HealthLog:
 
     def apply(self, body: EventBody) -> None:
         """Take note of an event."""
+        self._follow(body)
         match body:
             case EpisodeSettled(
                 outcome=Outcome.INFRA_FAILURE | Outcome.TIMEOUT as outcome, reason=reason
@@ -128,6 +129,10 @@ class HealthLog:
                 self._hints[name] = text
             case EvaluationFinished() as body:
                 self._hints.update(_left_out(body))
+
+    def _follow(self, body: EventBody) -> None:
+        """Take note of how far the run is, and of how it ends."""
+        match body:
             case RunFailed(reason=reason):
                 self._failed = reason
             case TaskSolved(reason=reason):
