@@ -69,6 +69,7 @@ def engine_arguments(
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")  # the first call would wait for a compiler
         # A prompt in pieces sets a generator back, which torch cannot on the CPU.
         torch.set_num_threads(config.num_threads)
+        os.environ["OMP_NUM_THREADS"] = str(config.num_threads)  # of the process of the engine core
         given["enable_chunked_prefill"] = False
         given["max_num_batched_tokens"] = max(config.max_batched_tokens, max_len)
     tensor, pipeline = config.parallel_sizes

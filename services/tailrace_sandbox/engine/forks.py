@@ -77,8 +77,7 @@ class ForkGate:
         over = [thread for thread, cpu_ns in self._permits.items() if _is_over(thread, cpu_ns)]
         for thread in over:
             del self._permits[thread]
-        existing = sum(len(tasks) for _, tasks in processes.descendants(os.getpid()))
-        self._most = existing + len(self._permits)
+        self._most = _num_existing() + len(self._permits)
 
     def _permit(self, request: _Request) -> None:
         self._most += 1
@@ -92,6 +91,19 @@ class ForkGate:
     def close(self) -> None:
         """Stop answering: forks fail from here on."""
         os.close(self.listener)
+
+
+def _num_existing() -> int:
+    """Processes and threads of the call, none left out.
+
+    A walk misses a process whose parent ends before the walk reads its children. By then it is a child
+    of the zygote, where the next walk finds it.
+    """
+    first, second = (
+        {pid: len(tasks) for pid, tasks in processes.descendants(os.getpid())} for _ in range(2)
+    )
+    missed = [pid for pid in first.keys() - second.keys() if os.path.exists(f"/proc/{pid}")]
+    return sum(second.values()) + sum(first[pid] for pid in missed)
 
 
 def _is_over(thread: int, cpu_ns: int) -> bool:
