@@ -59,6 +59,14 @@ def _loggers_follow_the_newest_configuration() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _logs_are_as_before() -> Iterator[None]:
+    """Take back what a test configured: a command in this process may leave warnings out."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
+
 @pytest.fixture(scope="session")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     server = make_nats_server(tmp_path_factory.mktemp("nats"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NamedTuple
 
 import openai
 
@@ -14,13 +15,21 @@ from tests.world.serving import eventually
 NUM_TURNS = 8
 
 
-async def episode(client: openai.AsyncOpenAI, world: GatewayWorld, kill: asyncio.Event) -> list[str]:
-    """Play a conversation; set `kill` in the middle."""
+class Half(NamedTuple):
+    """Middle of an episode, where it waits."""
+
+    reached: asyncio.Event
+    go_on: asyncio.Event
+
+
+async def episode(client: openai.AsyncOpenAI, half: Half) -> list[str]:
+    """Play a conversation; wait in the middle."""
     messages = [{"role": "user", "content": "Turn 0"}]
     ids = []
     for turn in range(NUM_TURNS):
         if turn == NUM_TURNS // 2:
-            kill.set()
+            half.reached.set()
+            await half.go_on.wait()
         answer = await client.chat.completions.create(model="m", messages=messages)  # type: ignore[arg-type]
         ids.append(answer.id)
         said = answer.choices[0].message.content or ""
@@ -37,13 +46,15 @@ async def test_episodes_go_on_when_one_of_two_replicas_is_killed(empty_world: Ga
     replicas = [world.spawn_gateway(f"gateway-{index}", port) for index in range(2)]
     sessions = [await world.open(f"g{index}.0") for index in range(6)]
     assert {opened.base_url for opened in sessions} == {f"http://127.0.0.1:{port}/v1"}
-    kills = [asyncio.Event() for _ in sessions]
+    go_on = asyncio.Event()
+    halves = [Half(asyncio.Event(), go_on) for _ in sessions]
     playing = [
-        asyncio.create_task(episode(world.openai(opened), world, kill))
-        for opened, kill in zip(sessions, kills, strict=True)
+        asyncio.create_task(episode(world.openai(opened), half))
+        for opened, half in zip(sessions, halves, strict=True)
     ]
-    await asyncio.gather(*(kill.wait() for kill in kills))
+    await asyncio.gather(*(half.reached.wait() for half in halves))
     world.model.hold = True
+    go_on.set()
     await eventually(lambda: world.model.num_held == len(sessions))
     replicas[0].kill()
     world.model.release()
