@@ -201,9 +201,7 @@ class WeightRun:
             yield
             await self.still_generates()
         finally:
-            for caller in self._callers:
-                caller.cancel()
-            await asyncio.wait(self._callers)
+            await _end(self._callers)
             await client.close()
 
     def _check_callers(self) -> None:
@@ -248,6 +246,18 @@ class WeightRun:
             while version not in self.models:
                 await asyncio.sleep(0.01)
         return self.models[version]
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel until all have ended.
+
+    Before Python 3.12 `wait_for`, which the client of NATS uses, forgets a cancellation that comes
+    together with the result.
+    """
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=0.2)
 
 
 @asynccontextmanager
