@@ -58,11 +58,6 @@ _PING_S = 0.25  # between two questions whether the engine answers
 _HUNG_S = 1.0  # without an answer and without any processor time: stopped
 _STUCK_S = 120.0  # without an answer, but busy
 _RETRY_AFTER_S = 0.5
-_REASONS = {
-    "stop": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "abort": FinishReason.ABORT,
-}
 
 
 class VllmEngine(StagedEngine):
@@ -266,7 +261,7 @@ class VllmEngine(StagedEngine):
         self._counts.prefix_hit += num_cached
         last = msgspec.structs.replace(
             chunk,
-            finish_reason=_REASONS["stop" if stop is not None else reason],
+            finish_reason=FinishReason("stop" if stop is not None else reason),
             stop_matched=stop or made.stop_reason,
             num_cached_tokens=num_cached,
             queue_s=queue_s(output.metrics),

@@ -38,20 +38,24 @@ def check_request(
     if int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
         raise InvalidRequestError(f"prompt_ids must be in 0..{vocab_size - 1}")
     _check_sampling(request.sampling, vocab_size)
-    if request.sampling.stop and not features.stop_strings:
+    _check_features(request.sampling, features)
+    if request.guide is not None:
+        _check_guide(request, features)
+    return prompt
+
+
+def _check_features(sampling: SamplingParams, features: EngineFeatures) -> None:
+    if sampling.stop and not features.stop_strings:
         raise InvalidRequestError(
             "sampling.stop needs a tokenizer, but this engine has none: use stop_token_ids"
         )
-    if request.sampling.min_p and not features.min_p:
+    if sampling.min_p and not features.min_p:
         raise InvalidRequestError(
             "sampling.min_p: this engine has none while it speculates: leave it out, or leave "
             "speculative decoding out"
         )
-    if request.guide is not None:
-        _check_guide(request, features)
-    if request.sampling.seed is not None and features.seeds == "no":
+    if sampling.seed is not None and features.seeds == "no":
         raise InvalidRequestError("sampling.seed: this engine knows no seeds: leave it out")
-    return prompt
 
 
 def _check_guide(request: GenerateRequest, features: EngineFeatures) -> None:

@@ -56,9 +56,8 @@ class Plan:
     seccomp: bool
     confinement: Confinement
     program: bytes
-    fork_gate: (
-        bytes  # program that lets the zygote decide on each fork; empty: the kernel's limit holds
-    )
+    # Program that lets the zygote decide on each fork; empty: the kernel's limit holds.
+    fork_gate: bytes
     rules: tuple[bytes, ...]  # of Landlock, besides that of the call's folder
     max_limits: tuple[int, ...]  # of `_LIMITED`: what this process may ask for at most
     num_processes_outside: int  # of the same user, which the kernel counts together with the call's

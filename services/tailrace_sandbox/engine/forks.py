@@ -40,9 +40,7 @@ class ForkGate:
     def __init__(self, listener: int, max_processes: int) -> None:
         self.listener = listener
         self._max_processes = max_processes
-        self._most = (
-            1  # processes and threads that may exist; no more than a count and the permits since
-        )
+        self._most = 1  # that may exist, threads included: those of a count, and the permits since
         self._permits: dict[int, int] = {}  # processor time by thread that may still be in its clone
         self._waiting: list[_Request] = []
 

@@ -213,14 +213,11 @@ class EvaluationPlan:
         """
         if not self._pending:
             return None
-        step = min(self._pending)
-        needed = version_of(step)
-        if servers.num_healthy == 0 or needed < 0 or servers.min_policy_version < needed:
-            return None
+        step, version = min(self._pending), servers.min_policy_version
+        is_served = servers.num_healthy > 0 and 0 <= version_of(step) <= version
         is_last = step >= self._last_step and step != self._first_step
-        if is_last and (num_train_running or self._running):
+        if not is_served or (is_last and (num_train_running or self._running)):
             return None
-        version = servers.min_policy_version
         is_interim = not self._is_end(step)
         name = f"e{step}-v{version}"
         return EvaluationStarted(

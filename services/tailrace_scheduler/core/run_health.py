@@ -228,8 +228,8 @@ class RunHealth:
             self._recent.append(self.newest_failure)
 
     def _closed(self, body: GroupClosed, unix_s: float) -> None:
-        outcomes = self._open.pop(body.group_id, set())
-        if body.phase == "train":
+        outcomes, is_train = self._open.pop(body.group_id, set()), body.phase == "train"
+        if is_train:
             self._solved_groups.closed(body)
         if Outcome.CANCELLED in outcomes and not body.num_valid:
             return
@@ -237,10 +237,11 @@ class RunHealth:
         # Late groups end a run that has not begun; later, an outage of a server makes many at once.
         is_void = has_failed or (bool(outcomes) and not self._num_steps and not body.num_valid)
         self._num_failed_in_row = self._num_failed_in_row + 1 if is_void else 0
-        if body.phase == "train":
-            if not body.sent_to_learner and not has_failed:
-                self._untrained("too_few_valid", [body.group_id])
-            self._looked_at(has_failed, unix_s)
+        if not is_train:
+            return
+        if not body.sent_to_learner and not has_failed:
+            self._untrained("too_few_valid", [body.group_id])
+        self._looked_at(has_failed, unix_s)
 
     def _looked_at(self, has_failed: bool, unix_s: float) -> None:
         """Moves the window of training groups on by one."""
