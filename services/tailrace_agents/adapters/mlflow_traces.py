@@ -1,9 +1,12 @@
 """Sampled episodes as traces of MLflow: messages, turns, tool calls, token counts and rewards.
 
 A trace has the spans of this process: of a workflow, whose turns the gateway makes, the episode alone.
+MLflow writes each span in a transaction of its own and holds the interpreter meanwhile, so traces are
+few: `tracing.mlflow_per_minute`.
 """
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from tailrace_protos.chat import ChatMessage
 
 _CLOSE_S = 8.0
 _MAX_OPEN = 1000  # episodes in play; of further ones the oldest loses its turns
+_MAX_BURST = 5  # traces
 _REMEDY = "check tracing.mlflow: the address of the server, or the folder of the SQLite file"
 _TYPES = {"turn": "CHAT_MODEL", "tool": "TOOL", "play": "AGENT"}
 _USAGE = "mlflow.chat.tokenUsage"
@@ -34,6 +38,8 @@ class EpisodeTraces:
         self._run = run
         self._experiment_id = ""
         self._open: dict[str, list[FinishedSpan]] = {}
+        self._pause_s = 60.0 / run.tracing.mlflow_per_minute
+        self._earliest_s = 0.0  # monotonic, of the next trace
         errors = (self._exceptions.MlflowException, OSError)
         if run.tracing.mlflow.startswith("sqlite:"):
             self._make_database(errors)
@@ -54,7 +60,19 @@ class EpisodeTraces:
             return
         spans = self._open.pop(span.trace_id, [])
         if "outcome" in span.attributes:  # otherwise it was handed back, or settled elsewhere
-            self._queue.put([span, *spans])
+            if self._is_due():
+                self._queue.put([span, *spans])
+            else:
+                self._queue.drop()
+
+    def _is_due(self) -> bool:
+        """Tell whether another trace may be written; a few at once may, if there were none before."""
+        now_s = time.monotonic()
+        self._earliest_s = max(self._earliest_s, now_s - _MAX_BURST * self._pause_s)
+        if self._earliest_s > now_s:
+            return False
+        self._earliest_s += self._pause_s
+        return True
 
     def write(self, traces: Sequence[list[FinishedSpan]]) -> None:
         """Writes traces; raises MLflow's exceptions."""

@@ -52,6 +52,10 @@ class TracingArgs(Config, frozen=True, kw_only=True):
     episode becomes a trace of the experiment `exp_name`, with its messages, tool calls, token counts
     and rewards. Empty: none. Needs the extra `mlflow`."""
 
+    mlflow_per_minute: int = 12
+    """Most traces that one agents process writes to MLflow in a minute; further ones are left out and
+    counted as dropped. MLflow takes 25 ms of a core for a short episode, more for a long one."""
+
     sample_rate: float = 0.01
     """Share of episodes that are traced, if there is a receiver: 0 for none, 1 for all."""
 
@@ -64,6 +68,8 @@ class TracingArgs(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.sample_rate <= 1:
             raise ValueError("sample_rate must be from 0 to 1")
+        if self.mlflow_per_minute < 1:
+            raise ValueError("mlflow_per_minute must be at least 1")
         if self.max_queued_spans < 1:
             raise ValueError("max_queued_spans must be at least 1")
         if self.endpoint and not self.endpoint.startswith(("http://", "https://")):

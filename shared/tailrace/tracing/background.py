@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 MAX_ITEMS = 4096
 MAX_BATCH = 256
-_INTERVAL_S = 1.0
+_INTERVAL_S = 5.0  # a request costs more than the spans in it
 CLOSE_S = 3.0
 _CLOSE_FAILING_S = 0.2
 
@@ -54,9 +54,13 @@ class BackgroundQueue(Generic[T]):
     def put(self, item: T) -> None:
         """Takes one item, or drops it if the queue is full."""
         if len(self._items) >= self._max_items:
-            self._dropped.inc()
+            self.drop()
         else:
             self._items.append(item)
+
+    def drop(self) -> None:
+        """Counts an item that is left out."""
+        self._dropped.inc()
 
     def close(self) -> None:
         """Sends the rest; what a slow receiver does not take in time is dropped."""

@@ -44,6 +44,27 @@ with tracing.span("play", tracing.episode("t1.1"), episode_id="t1.1"):
 tracing.close()
 """
 
+MANY = """
+import sys
+from prometheus_client import REGISTRY
+from tailrace import tracing
+from tailrace.config import RunConfig, TracingArgs
+from tailrace_agents.adapters.mlflow_traces import EpisodeTraces
+from tailrace_protos.chat import ChatMessage
+args = TracingArgs(mlflow=sys.argv[1], sample_rate=1.0, mlflow_per_minute=1)
+run = RunConfig(exp_name="unit", tracing=args)
+tracing.configure(run, "agents", "a1")
+tracing.add_sink(EpisodeTraces(run).sink())
+for number in range(40):
+    with tracing.span("play", tracing.episode(f"t{number}.0")) as played:
+        played.set(outcome="ok", group_id="t", phase="train", tag="sums", reward=1.0,
+                   messages=[ChatMessage("user", "6*7?")])
+tracing.close()
+for result in ("sent", "dropped"):
+    labels = {"receiver": "mlflow", "result": result}
+    print(int(REGISTRY.get_sample_value("tailrace_tracing_spans_total", labels)))
+"""
+
 READ = """
 import json, sys, mlflow
 mlflow.set_tracking_uri(sys.argv[1])
@@ -101,3 +122,11 @@ def test_turns_and_tool_calls_are_spans_with_tokens_and_results(traces: list[dic
         {"role": "assistant", "content": "It is 42."}
     ]
     assert spans["tool calculator"]["mlflow.spanOutputs"] == "42"
+
+
+def test_traces_beyond_those_of_a_minute_are_left_out_and_counted(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    sent, dropped = map(int, run(MANY, uri).splitlines()[-2:])
+    assert 1 <= sent <= 9  # a few at once
+    assert sent + dropped == 40
+    assert len(json.loads(run(READ, uri).splitlines()[-1])) == sent

@@ -311,6 +311,36 @@ async def test_a_stop_saves_the_steps_that_are_done_and_leaves_the_groups_of_the
     assert [event.step for event in steps(world)] == [1]
 
 
+class GoneSource(FakeSource):
+    """A buffer whose Redis goes once it is empty: calls wait until it is back, which it never is."""
+
+    gone: asyncio.Event
+
+    async def next_groups(self, max_groups: int, block_s: float, old_step: int) -> list[Ready]:
+        if self.entries:
+            return await super().next_groups(max_groups, block_s, old_step)
+        self.gone.set()
+        return await asyncio.get_running_loop().create_future()
+
+    async def commit_checkpoint(self, entry_ids: Sequence[str], event: CheckpointSaved) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+async def test_a_stop_saves_the_steps_that_are_done_though_redis_is_gone() -> None:
+    source, world = GoneSource([ready(0), ready(1)]), FakeWorld()
+    source.gone = asyncio.Event()
+    one = learner(source, world, max_steps=9)
+    running = asyncio.create_task(one.run_forever())
+    async with asyncio.timeout(30):
+        await source.gone.wait()
+        stopping = asyncio.create_task(one.stop())
+        while not world.saved:
+            await asyncio.sleep(0)
+    assert [state.step for state in world.saved] == [1]
+    running.cancel()
+    await asyncio.wait({running, stopping})
+
+
 async def test_a_stop_without_new_steps_saves_nothing() -> None:
     world = FakeWorld()
     one = learner(FakeSource([ready(0)]), world)

@@ -1,0 +1,70 @@
+"""Metrics and log lines of the learner's work."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tailrace.log import get_logger
+from tailrace_learner import metrics
+from tailrace_learner.core.batch.malformed import flaws
+from tailrace_learner.core.batch.rows import PreparedGroup
+from tailrace_learner.core.mismatch.drift import DRIFT
+from tailrace_learner.core.step.progress import Timing
+from tailrace_protos.event import ServerQuarantined
+
+log = get_logger(__name__)
+
+_DRIFT_REMEDY = (
+    "it is restarted; if new servers differ as much, give learner and inference one dtype and one "
+    "temperature, or raise learner.max_mismatch"
+)
+_UNNAMED_REMEDY = (
+    "set granularity: step for loops and workflows, or use another adv_estimator: turns whose "
+    "observation is not known have no step advantage"
+)
+_FLAW_REMEDY = (
+    "they are left out, the other members stay; check that agents and learner have the same version"
+)
+
+
+def observe_group(prepared: PreparedGroup) -> None:
+    """Counts a group, and names the members that are malformed."""
+    outcome, counts = "trained" if prepared.rows else "without_rows", prepared.counts
+    metrics.GROUPS.labels(prepared.drop_reason or outcome).inc()
+    for reason in ("stale", "nonfinite"):
+        metrics.MASKED_TOKENS.labels(reason).inc(counts.get(f"num_{reason}_tokens", 0))
+    if found := flaws(prepared.counts):
+        log.error("malformed episodes", group_id=prepared.group_id, flaws=found, remedy=_FLAW_REMEDY)
+
+
+def observe_step(step: int, timing: Timing, numbers: dict[str, float | None]) -> None:
+    """Shows a finished step."""
+    metrics.STEP.set(step)
+    metrics.BUSY_SECONDS.observe(timing.busy_s)
+    metrics.WAIT_SECONDS.observe(timing.wait_s)
+    metrics.TRAINED_TOKENS.inc(numbers["num_trained_tokens"] or 0.0)
+    metrics.SKIPPED_UPDATES.inc(numbers["num_skipped_updates"] or 0.0)
+    # Some were left out with their group, others when their server was found wrong.
+    metrics.MASKED_TOKENS.labels("quarantined").inc(numbers["num_quarantined_tokens"] or 0.0)
+    if num_turns := numbers.get("num_unnamed_turns"):
+        log.warning("turns without observation", step=step, num_turns=num_turns, remedy=_UNNAMED_REMEDY)
+
+
+def observe_drift(numbers: dict[str, float | None]) -> None:
+    """Shows how far the servers' log-probabilities are from the learner's."""
+    for name, error in numbers.items():
+        if name.startswith(DRIFT) and error is not None:
+            metrics.DRIFT.labels(name.removeprefix(DRIFT)).set(error)
+    if num_servers := numbers.get("num_servers_beyond_mismatch"):
+        log.error(
+            "all servers differ from the learner, none is quarantined",
+            num_servers=num_servers,
+            remedy=_DRIFT_REMEDY,
+        )
+
+
+def observe_quarantine(found: Sequence[ServerQuarantined]) -> None:
+    """Counts and names the servers that were found wrong."""
+    for event in found:
+        metrics.QUARANTINES.inc()
+        log.error("inference server quarantined", **msgspec.structs.asdict(event), remedy=_DRIFT_REMEDY)
