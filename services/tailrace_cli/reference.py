@@ -41,7 +41,7 @@ READERS_OF_RUN: dict[str, tuple[str, ...]] = {
 }
 """Services that read each key at the top level; a section is read by its own service alone."""
 
-_READERS_BELOW = {
+_READERS_BELOW: dict[str, dict[str, tuple[str, ...]]] = {
     "evaluations": {
         **dict.fromkeys(("num_tasks", "num_samples"), ("scheduler",)),
         **dict.fromkeys(("temperature", "top_p", "max_new_tokens"), ("agents",)),
