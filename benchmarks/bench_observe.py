@@ -173,18 +173,20 @@ def take_turns(*runs: LiveRun) -> list[Run]:
     """What each run does in its slices of time, in which it has the machine for itself."""
     processes = [processes_of(run) for run in runs]
     began_s, before, wall_s = time.time(), [processor_s(each) for each in processes], [0.0] * len(runs)
-    for each in processes:
-        signal_all(each, signal.SIGSTOP)
-    for slice_index in range(len(runs) * NUM_SLICES):
-        at = slice_index % len(runs)
-        slice_began_s = time.monotonic()
-        signal_all(processes[at], signal.SIGCONT)
-        time.sleep(SLICE_S)
-        signal_all(processes[at], signal.SIGSTOP)
-        wall_s[at] += time.monotonic() - slice_began_s
-    ended_s, after = time.time(), [processor_s(each) for each in processes]
-    for each in processes:
-        signal_all(each, signal.SIGCONT)
+    try:
+        for each in processes:
+            signal_all(each, signal.SIGSTOP)
+        for slice_index in range(len(runs) * NUM_SLICES):
+            at = slice_index % len(runs)
+            slice_began_s = time.monotonic()
+            signal_all(processes[at], signal.SIGCONT)
+            time.sleep(SLICE_S)
+            signal_all(processes[at], signal.SIGSTOP)
+            wall_s[at] += time.monotonic() - slice_began_s
+        ended_s, after = time.time(), [processor_s(each) for each in processes]
+    finally:  # a stopped run could not be ended
+        for each in processes:
+            signal_all(each, signal.SIGCONT)
     return [
         Run(turns_settled(run, began_s, ended_s), wall_s[at], after[at] - before[at])
         for at, run in enumerate(runs)
@@ -268,6 +270,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that its runs end too
     known = {(one.round, one.kind) for one in read()}
     _MEASURED.parent.mkdir(parents=True, exist_ok=True)
     for number in range(options.rounds):
