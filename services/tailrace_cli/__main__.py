@@ -21,7 +21,6 @@ from tailrace_cli.commands.explain import explain
 from tailrace_cli.commands.import_config import import_config as convert_config
 from tailrace_cli.commands.import_config import write as write_config
 from tailrace_cli.commands.init import init as init_example
-from tailrace_cli.commands.report import report as write_report
 from tailrace_cli.commands.simulate import app as simulate_app
 from tailrace_cli.commands.simulate import simulate as simulate_clusters
 from tailrace_cli.commands.submit import GivenExperiment, Wanted
@@ -356,18 +355,6 @@ def simulate(**options: Any) -> None:
 
 for each in (explain, why, *run_commands.COMMANDS):
     app.command()(each)
-
-
-@app.command()
-def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or directories of runs.")],
-    output: Annotated[
-        str, typer.Option("-o", "--output", help="File to write; default: report.html of the run.")
-    ] = "",
-    output_dir: run_commands.OutputDir = "runs",
-) -> None:
-    """Write report.html of a run as it stands; of several runs, comparison.html with all of them."""
-    write_report(runs, output_dir, output, console)
 
 
 def refuse_dashed_keys(arguments: Sequence[str]) -> None:

@@ -22,12 +22,12 @@ from tailrace.tracing import carried, span
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner import metrics
 from tailrace_learner.adapters.observation import (
+    StepTrace,
     observe_drift,
     observe_group,
     observe_quarantine,
     observe_step,
 )
-from tailrace_learner.adapters.step_trace import StepTrace
 from tailrace_learner.adapters.trajectory_files import TrajectoryFiles
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.group_returns import NO_LIMITS, RowLimits

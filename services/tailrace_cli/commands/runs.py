@@ -1,4 +1,4 @@
-"""`tailrace runs`, `status`, `logs`, `stop`: runs of this machine, or of Kubernetes (`--context`)."""
+"""`tailrace runs`, `status`, `logs`, `stop`, `report`: runs of this machine, or of Kubernetes."""
 
 import os
 import signal
@@ -15,6 +15,7 @@ from tailrace.config import ConfigError
 from tailrace_cli.commands import submit as submitted
 from tailrace_cli.console import plain_console
 from tailrace_cli.log_text import print_log, readable
+from tailrace_cli.reporting.pages import RunReport, write_comparison
 from tailrace_cli.run_folders import RunFolder, State, find_run, runs_in
 from tailrace_cli.submission.cluster import Cluster
 from tailrace_cli.summary import last, read_health, read_metrics, summary_rows, summary_table
@@ -168,4 +169,27 @@ def stop(
     console.print(f"{found.path}: {state}" + (f" ({detail})" if detail else ""))
 
 
-COMMANDS = (runs, status, logs, stop)
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or directories of runs.")],
+    output: Annotated[
+        str, typer.Option("-o", "--output", help="File to write; default: report.html of the run.")
+    ] = "",
+    output_dir: OutputDir = "runs",
+) -> None:
+    """Write report.html of a run as it stands; of several runs, comparison.html with all of them."""
+    found = [find_run(run, output_dir) for run in runs]
+    folder = found[0].path if len(found) == 1 else found[0].path.parent
+    page = (
+        Path(output) if output else folder / ("report.html" if len(found) == 1 else "comparison.html")
+    )
+    try:
+        if len(found) == 1:
+            RunReport(found[0]).write(page)
+        else:
+            write_comparison(found, page)
+    except OSError as error:
+        raise ConfigError(f"cannot write {page}: {error.strerror}; name a file with -o") from error
+    console.print(f"report: {page}", soft_wrap=True)
+
+
+COMMANDS = (runs, status, logs, stop, report)

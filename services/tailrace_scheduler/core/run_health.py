@@ -6,7 +6,7 @@ the run says how often the commonest cause was seen, and what to change.
 
 import re
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from tailrace.config import RunConfig
@@ -234,14 +234,17 @@ class RunHealth:
         if Outcome.CANCELLED in outcomes and not body.num_valid:
             return
         has_failed = outcomes == {Outcome.INFRA_FAILURE}
-        # Late groups end a run that has not begun; later, an outage of a server makes many at once.
-        is_void = has_failed or (bool(outcomes) and not self._num_steps and not body.num_valid)
+        is_void = has_failed or self._is_late(outcomes, body)
         self._num_failed_in_row = self._num_failed_in_row + 1 if is_void else 0
         if not is_train:
             return
         if not body.sent_to_learner and not has_failed:
             self._untrained("too_few_valid", [body.group_id])
         self._looked_at(has_failed, unix_s)
+
+    def _is_late(self, outcomes: Set[Outcome], body: GroupClosed) -> bool:
+        """Late groups end a run that has not begun; later, an outage of a server makes many at once."""
+        return bool(outcomes) and not self._num_steps and not body.num_valid
 
     def _looked_at(self, has_failed: bool, unix_s: float) -> None:
         """Moves the window of training groups on by one."""

@@ -9,7 +9,7 @@ import pytest
 from tailrace import tracing
 from tailrace.config import RunConfig, TracingArgs
 from tailrace.tracing import FinishedSpan, Sink
-from tailrace_learner.adapters.step_trace import StepTrace
+from tailrace_learner.adapters.observation import StepTrace
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.event import StepFinished
 from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
