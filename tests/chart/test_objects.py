@@ -123,6 +123,15 @@ def test_the_gateway_leaves_its_service_before_it_drains(everything: Any) -> Non
     assert lifecycle["preStop"]["exec"]["command"][0] == "sleep"
 
 
+def test_nats_and_redis_outlive_a_learner_that_is_evicted_with_them(render: Render) -> None:
+    objects = render("laptop-cpu", {"experiment": {"learner": {"drain_s": 100}}})
+    for name in ("demo-nats", "demo-redis"):
+        workload = objects["StatefulSet", name]
+        command = container_of(workload)["lifecycle"]["preStop"]["exec"]["command"]
+        assert command == ["sleep", "105"]
+        assert seconds(workload) > 105
+
+
 def test_evictions_take_one_pod_at_a_time(render: Render) -> None:
     objects = render("node-8gpu")
     budget = objects["PodDisruptionBudget", "demo-inference-default"]["spec"]
