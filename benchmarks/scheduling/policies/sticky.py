@@ -12,6 +12,7 @@ class RoundRobin:
 
     ask_after_s = math.inf
     num_retries: int | None = 0
+    sees_cache = True
 
     def __init__(self, servers: Mapping[str, StreamServer]) -> None:
         self._servers = servers

@@ -30,6 +30,9 @@ class Hooks:
     """Calls to the same server after a failed one, before the episode fails. None: the scheduler names
     another server."""
 
+    sees_cache = False
+    """Whether the scheduler is told how much of a prefix its server still has."""
+
     def on_episode(self, tokens: int) -> None:
         """An episode ended with this context."""
 
@@ -228,7 +231,9 @@ class SimWorkers:
             self._tell(ev.ToolEnded(episode.episode_id, context))
             self._play(episode, episode.server)
             return
-        cached = self._engines[episode.server].cached(episode.episode_id)
+        cached = -1
+        if self._hooks.sees_cache:
+            cached = self._engines[episode.server].cached(episode.episode_id)
         self._tell(ev.TurnAsked(episode.episode_id, context, episode.server, cached))
         self._decide()
 

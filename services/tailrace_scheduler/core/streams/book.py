@@ -144,7 +144,7 @@ class EpisodeBook(GroupEvents):
             self._to_tool(episode, now_s)
 
     def _to_tool(self, episode: StreamEpisode, now_s: float) -> None:
-        episode.state, episode.since_s = "tool", now_s
+        episode.state, episode.since_s, episode.prefix = "tool", now_s, episode.context
         self.in_tools[episode.episode_id] = episode
 
     def tool_ended(self, event: ev.ToolEnded, now_s: float) -> None:

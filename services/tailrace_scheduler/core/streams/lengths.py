@@ -54,6 +54,7 @@ class TagLengths:
         self._peaks = np.zeros((NUM_BUCKETS, len(GROWTH)))
         self._residual: list[float] = []
         self._wait_left: list[float] = [0.0] * len(WAIT_EDGES)
+        self._return_price: list[float] = [0.0] * len(WAIT_EDGES)
         self.refresh(np.zeros(NUM_BUCKETS), (), -1e18)
 
     def bucket(self, context: float) -> int:
@@ -113,6 +114,12 @@ class TagLengths:
         lengths = np.diff(WAIT_EDGES, prepend=0.0)
         area = np.cumsum((share * lengths)[::-1])[::-1]
         self._wait_left = list(area / np.maximum(share, 1e-9))
+        alive = np.concatenate((share, [0.0]))
+        held_s = np.concatenate(([0.0], np.cumsum(share * lengths)))
+        until_s = held_s[None, :] - held_s[:, None]  # from each edge to each later one
+        returned = alive[:, None] - alive[None, :]
+        prices = np.where(returned > 0, until_s / np.maximum(returned, 1e-12), np.inf)
+        self._return_price = list(prices.min(axis=1)[:-1])
 
     def peaks(self, bucket: int) -> FloatArray:
         """Return M[bucket]: the expected live context after each growth of `GROWTH * limit`."""
@@ -132,9 +139,12 @@ class TagLengths:
         edge = int(np.searchsorted(WAIT_EDGES, waited_s))
         return self._wait_left[min(edge, len(WAIT_EDGES) - 1)]
 
-    def long_wait_s(self, limit_s: float) -> float:
-        """Return the shortest wait after which more than `limit_s` is to come; infinite if none is."""
-        for edge, left in zip((0.0, *WAIT_EDGES), self._wait_left, strict=False):
-            if left > limit_s:
-                return float(edge)
-        return float("inf")
+    def return_price_s(self, waited_s: float) -> float:
+        """Return the seconds of waiting that one return costs, `waited_s` after the call began.
+
+        A few very long calls make the mean rest long although most calls end soon. One who may give
+        up at any time waits no longer than it pays: the seconds until the time that he gives up,
+        divided by the share of calls that end before, at the time where this is least (Gittins index).
+        """
+        edge = int(np.searchsorted(WAIT_EDGES, waited_s))
+        return self._return_price[min(edge, len(WAIT_EDGES) - 1)]

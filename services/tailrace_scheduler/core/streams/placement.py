@@ -18,7 +18,7 @@ THETA_LEAST, THETA_MOST = 0.3, 0.95
 # One that keeps the contexts of ended episodes always evicts some of live ones.
 RELEASING_SHARES, KEEPING_SHARES = (0.08, 0.06), (0.12, 0.1)
 LOWER_EVERY_S, RAISE_EVERY_S = 30.0, 10.0
-CACHED = 0.9  # share of a prefix that makes its server worth staying at
+CACHED = 0.9  # share of what was computed that makes its server worth staying at
 
 
 class PlacementRule(Protocol):
@@ -30,7 +30,7 @@ class PlacementRule(Protocol):
         """Return the server for a start or a held turn, or None if it has to wait."""
 
     def stays(self, episode: StreamEpisode, cached_tokens: int) -> bool:
-        """Tell whether the turn that asks stays at the episode's server."""
+        """Tell whether the turn that asks stays at the episode's server; -1 tokens: not known."""
 
     def touched(self, server: StreamServer) -> None:
         """The state of a server changed."""
@@ -155,7 +155,10 @@ class KvPlacement:
         """Stay where the place is kept, or there is room, or nearly all of the prefix is cached."""
         server = episode.server
         assert server is not None
-        if episode.bucket >= 0 or cached_tokens >= CACHED * episode.context:
+        if episode.bucket >= 0:
+            return True
+        cached = cached_tokens if cached_tokens >= 0 else kept_tokens(episode, server)
+        if cached >= CACHED * (episode.prefix or episode.context):
             return True
         return fits(server, episode.lengths, episode.context)
 
@@ -167,7 +170,22 @@ class KvPlacement:
     def releases(self, episode: StreamEpisode, waited_s: float) -> bool:
         """Release a place whose tool call lasts longer than its prefix is worth (rule D)."""
         server = episode.server
-        return server is not None and episode.lengths.wait_left_s(waited_s) > worth_s(server)
+        return server is not None and episode.lengths.return_price_s(waited_s) > worth_s(server)
+
+
+def kept_tokens(episode: StreamEpisode, server: StreamServer) -> float:
+    """Return the tokens of an idle prefix that its server still has, as far as the core can tell.
+
+    Its host memory holds what left the GPU and drops what was not used for longest, so prefixes of
+    later tool calls stay before this one. Without host memory, or among contexts of ended episodes,
+    nothing is sure: 0.
+    """
+    if not server.model.host_kv_tokens or not server.releases_prefixes:
+        return 0.0
+    others = (one for one in server.episodes.values() if one is not episode)
+    before = sum(one.context for one in others if one.state != "tool" or one.since_s > episode.since_s)
+    room = server.model.kv_tokens + server.model.host_kv_tokens - before
+    return min(max(room, 0.0), episode.prefix)
 
 
 def worth_s(server: StreamServer) -> float:

@@ -71,6 +71,7 @@ class StreamEpisode:
     server: "StreamServer | None" = None
     state: EpisodeState = "running"
     context: float = 0.0
+    prefix: float = 0.0  # of its context at the begin of its last tool call: what its server computed
     clock: float = 0.0  # token clock of its server when `context` was true
     bucket: int = -1  # counted in the ledger of its server; -1: not counted
     started_s: float = -1.0  # -1: not known, taken over from a worker
