@@ -96,16 +96,16 @@ class SimEngine:
         )
         return max(math.ceil(root - 1e-9), 1)
 
-    def _room_steps(self) -> int:
-        return (self.model.kv_tokens - self.kv) // max(len(self.running), 1)
-
     def _fits_step(self) -> bool:
         return self.kv + len(self.running) <= self.model.kv_tokens
 
     def _steps_until_event(self) -> int:
-        while self._finishes and self._finishes[0][2].finish_step != self._finishes[0][0]:
-            heapq.heappop(self._finishes)  # aborted or preempted
-        return min(self._finishes[0][0] - self.steps, self._room_steps())
+        finishes = self._finishes
+        while finishes[0][2].finish_step != finishes[0][0]:
+            heapq.heappop(finishes)  # aborted or preempted
+        until_finish = finishes[0][0] - self.steps
+        room = (self.model.kv_tokens - self.kv) // len(self.running)
+        return room if room < until_finish else until_finish
 
     def next_event_s(self) -> float:
         """Return the time of the next finish or preemption; infinite while nothing runs."""

@@ -130,7 +130,10 @@ class SimLearner:
         engine, start, _, context, _ = span
         part = _part(steps[0] - start, steps[1] - start, context)
         begin, end = max(steps[0], engine.window[0]), min(steps[1], engine.window[1])
-        measured = _part(begin - start, end - start, context) if begin < end else Tokens()
+        if (begin, end) == steps:
+            measured = part
+        else:
+            measured = _part(begin - start, end - start, context) if begin < end else Tokens()
         self.tally.ages[age] = self.tally.ages.get(age, 0.0) + measured.sampled
         is_kept = age <= self._settings.max_staleness
         sums.whole.add(part)

@@ -65,19 +65,19 @@ def _agent(rng: np.random.Generator, members: int) -> list[EpisodePlan]:
 
 
 def _agent_episode(rng: np.random.Generator, num_turns: int) -> EpisodePlan:
-    seen = np.exp(math.log(300) + rng.standard_normal(num_turns)).clip(1, 4096).astype(int)
-    replies = (np.exp(math.log(170) + 0.9 * rng.standard_normal(num_turns)) + 8).astype(int)
+    seen = np.exp(math.log(300) + rng.standard_normal(num_turns)).clip(1, 4096).astype(int).tolist()
+    replies = (np.exp(math.log(170) + 0.9 * rng.standard_normal(num_turns)) + 8).astype(int).tolist()
     tools = np.exp(math.log(2.0) + 1.2 * rng.standard_normal(num_turns))
     slow = rng.random(num_turns) < 0.03
-    tools = np.where(slow, np.minimum(30 * (1 + rng.pareto(1.2, num_turns)), 600), tools)
+    tools = np.where(slow, np.minimum(30 * (1 + rng.pareto(1.2, num_turns)), 600), tools).tolist()
     turns, context = [], 0
     for turn in range(num_turns):
-        new = 1500 if turn == 0 else int(seen[turn])
+        new = 1500 if turn == 0 else seen[turn]
         if turn and context + new + 8 > LONGEST:
             break
-        reply = min(int(replies[turn]), LONGEST - context - new)
+        reply = min(replies[turn], LONGEST - context - new)
         context += new + reply
-        turns.append(TurnPlan(new, reply, float(tools[turn])))
+        turns.append(TurnPlan(new, reply, tools[turn]))
     turns[-1] = turns[-1]._replace(tool_s=0.0)
     return tuple(turns)
 

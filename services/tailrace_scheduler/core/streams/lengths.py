@@ -4,6 +4,7 @@ Both are product-limit (Kaplan-Meier) estimates over fixed buckets. What still r
 bound, so the first episodes to finish, which are short, do not make the rest look short.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ NUM_BUCKETS = 128  # of contexts, up to the limit
 GROWTH = np.array([0, 512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384]) / 32_768
 PRIOR_EPISODES = 32  # taken to reach the context limit while no episode has ended
 WAIT_EDGES = 0.25 * 1.35 ** np.arange(33)  # seconds; the last is about an hour
+_EDGES: list[float] = WAIT_EDGES.tolist()
 REFRESH_EVENTS = 64
 REFRESH_S = 5.0
 PACE_KEPT = 0.996  # of the sums behind the pace, at each episode
@@ -84,7 +86,7 @@ class TagLengths:
     def waited(self, seconds: float, finished: bool = True) -> None:
         """A tool call ended after `seconds`, or was cut off."""
         counts = self._waits.ended if finished else self._waits.cut
-        counts[min(int(np.searchsorted(WAIT_EDGES, seconds)), len(WAIT_EDGES) - 1)] += 1
+        counts[_wait_bucket(seconds)] += 1
 
     def is_due(self, now_s: float) -> bool:
         """Tell whether enough is new to compute the tables again."""
@@ -136,8 +138,7 @@ class TagLengths:
 
     def wait_left_s(self, waited_s: float) -> float:
         """Return the mean seconds still to wait in a tool call that has lasted `waited_s`."""
-        edge = int(np.searchsorted(WAIT_EDGES, waited_s))
-        return self._wait_left[min(edge, len(WAIT_EDGES) - 1)]
+        return self._wait_left[_wait_bucket(waited_s)]
 
     def return_price_s(self, waited_s: float) -> float:
         """Return the seconds of waiting that one return costs, `waited_s` after the call began.
@@ -146,5 +147,8 @@ class TagLengths:
         up at any time waits no longer than it pays: the seconds until the time that he gives up,
         divided by the share of calls that end before, at the time where this is least (Gittins index).
         """
-        edge = int(np.searchsorted(WAIT_EDGES, waited_s))
-        return self._return_price[min(edge, len(WAIT_EDGES) - 1)]
+        return self._return_price[_wait_bucket(waited_s)]
+
+
+def _wait_bucket(seconds: float) -> int:
+    return min(bisect_left(_EDGES, seconds), len(_EDGES) - 1)
