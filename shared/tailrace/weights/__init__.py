@@ -13,6 +13,7 @@
 | `relay` | fetches from other servers, and passes on to them while bytes arrive |
 | `broadcast`, `process_group` | places in broadcasts; their groups of torch.distributed |
 | `receiver` | the inference server's side: `WeightReceiver` |
+| `background` | thread that checks and stages, behind those that generate |
 | `staged` | fetched versions: `StagedWeights` |
 """
 

@@ -138,6 +138,7 @@ class Bench:
         self.engine = engine
         self.models = [make_model(0), make_model(1)]
         self.policy_version = -1
+        self.arrived: list[TokenChunk] = []  # of all calls
         self._num_asked = 0
 
     @classmethod
@@ -188,7 +189,12 @@ class Bench:
             guide=guide,
         )
         asked = Asked(request, list(prompt))
-        self.engine.submit(request, asked.on_chunk)
+
+        def on_chunk(chunk: TokenChunk) -> None:
+            self.arrived.append(chunk)
+            asked.on_chunk(chunk)
+
+        self.engine.submit(request, on_chunk)
         return asked
 
     async def one(self, prompt: Sequence[int], num_new: int, **options: Any) -> Asked:
