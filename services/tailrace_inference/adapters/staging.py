@@ -159,7 +159,7 @@ class HostStage:
         tensors = [
             TensorBytes(
                 name, str(value.dtype).removeprefix("torch."), tuple(value.shape),
-                memoryview(host_bytes(value.contiguous())),
+                host_bytes(value.contiguous()).data,
             )
             for name, value in sorted(values.items(), key=lambda item: -item[1].element_size())
         ]  # fmt: skip

@@ -31,11 +31,12 @@ class ResumesInTurn:
         done: bool = super().reset_prefix_cache(  # type: ignore[misc]
             reset_running_requests, *parts, **named
         )
+        queue: Any = self.waiting
         if reset_running_requests and isinstance(self.waiting, deque):  # not by priority
-            again = [request for request in self.waiting if _is_preempted(request)]
-            self.waiting.remove_requests(again)
+            again = [request for request in queue if _is_preempted(request)]
+            queue.remove_requests(again)
             for request in sorted(again, key=lambda each: -int(each.num_tokens)):
-                self.waiting.prepend_request(request)
+                queue.prepend_request(request)
             self._resumes = bool(again)
         return done
 
