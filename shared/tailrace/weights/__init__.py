@@ -5,6 +5,7 @@
 | `tensors` | `TensorBytes`, layout of the flat buffer, checksums |
 | `target_types` | versions in the types that servers declare |
 | `segment` | named shared memory; the manifest of a sealed segment is behind its bytes |
+| `mappings` | segments of another process, mapped once |
 | `chunks` | ranges of a buffer over ZMQ, pulled by credit |
 | `deltas` | differences between two versions, and the version from them |
 | `copying` | copy of a buffer from shared memory of the same host, else over ZMQ |

@@ -160,10 +160,18 @@ class Bench:
 
     async def update(self) -> None:
         """Makes the other model active, as the next version."""
+        await self.stage()
+        await self.swap()
+
+    async def stage(self) -> None:
+        """Stages the other model, as the next version."""
         version = self.policy_version + 1
         await self.engine.stage(iter(weights_of(self.model_of(version))), version)
+
+    async def swap(self) -> None:
+        """Makes the staged model active."""
         assert await self.engine.apply() >= 0
-        self.policy_version = version
+        self.policy_version += 1
 
     def ask(
         self,

@@ -13,10 +13,11 @@ NUM_RUNNING = 4
 async def test_an_update_with_a_queue_leaves_no_keys_of_old_weights_and_loses_no_call() -> None:
     bench = await Bench.start(max_running=NUM_RUNNING, kv_cache_tokens=4096)
     shared = [n % 60 for n in range(64)]
+    await bench.stage()
     many = [bench.ask([*shared, n], 30, episode=f"e{n}") for n in range(3 * NUM_RUNNING)]
     await many[0].begun.wait()
     assert bench.engine.stats().num_waiting > 0
-    await bench.update()
+    await bench.swap()
     await all_ended(many)
     assert {asked.generation.finish_reason for asked in many} == {FinishReason.LENGTH}
     for asked in many:
@@ -35,9 +36,10 @@ async def test_after_an_update_the_shortest_context_goes_on_while_others_are_com
     bench = await Bench.start(stream_chunk_tokens=1, stream_interval_ms=0.0)
     long = [bench.ask([n, *range(60), n, *range(60), n, *range(60)], 60) for n in range(5)]
     short = bench.ask([1, 2, 3], 180)
+    await bench.stage()
     for asked in (*long, short):
         await asked.begun.wait()
-    await bench.update()
+    await bench.swap()
     await all_ended([*long, short])
     new = [
         chunk.call_id
