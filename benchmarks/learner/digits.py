@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from benchmarks.learner import task
 from benchmarks.learner.sides import make_model
 from tailrace.runtime.service import tame_garbage_collection
-from tailrace.weights.segment import SegmentFolder, SharedSegment, map_segment, open_segment
+from tailrace.weights.mappings import SegmentMappings
+from tailrace.weights.segment import SegmentFolder, SharedSegment
 from tailrace.weights.tensors import TensorBytes, fill, layout, views
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.engine import TorchEngine
@@ -120,14 +121,12 @@ class Sampler:
         self._batches: deque[Batch] = deque()
         self._age = 0  # of the newest batch, in tokens
         self._num_done = 0
-        self._mapped: dict[str, memoryview] = {}
+        self._mappings = SegmentMappings()
 
     def load(self, weights: Published) -> None:
         """Swap the weights, whatever is under way."""
-        if weights.segment not in self._mapped:
-            size = weights.manifest.num_bytes
-            self._mapped[weights.segment] = map_segment(open_segment(weights.segment, size), size)
-        tensors = views(weights.manifest, self._mapped[weights.segment])
+        buffer = self._mappings.read(weights.segment, weights.manifest.num_bytes)
+        tensors = views(weights.manifest, buffer)
         self._engine.stage(tensors, weights.manifest.policy_version)
         self._engine.apply()
 

@@ -1,6 +1,5 @@
 """Parts that engines of other packages share: the model's folder, and updates as files in memory."""
 
-import asyncio
 import contextlib
 import fcntl
 import json
@@ -16,15 +15,16 @@ from typing import Any
 
 import psutil
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.log import get_logger
+from tailrace.weights import TensorBytes
+from tailrace.weights.background import in_background
+from tailrace.weights.files import packed_header
 from tailrace_inference.config import InferenceConfig
-from tailrace_inference.engine.weights import WeightStage
+from tailrace_inference.engine.weights import WeightStage, host_bytes
 from tailrace_inference.ports import EngineRefusalError, NamedTensor, NotStagedError
 from tailrace_protos.weights import ModelCard
 
@@ -148,11 +148,26 @@ class HostStage:
         if base_version is None:
             self._whole = values if self.base_version == policy_version else {}
         values = self._whole | values
+        return self._write(policy_version, values)
+
+    def _write(self, policy_version: int, values: dict[str, torch.Tensor]) -> Path:
+        """Writes a file over the oldest: memory that is in use already costs half of fresh memory."""
         path = self._folder.path / f"{policy_version}.safetensors"
-        save_file(values, path)
+        if path not in self._files and len(self._files) == _NUM_FILES:
+            self._files.pop(0).rename(path)
         self._files = [*(file for file in self._files if file != path), path]
-        while len(self._files) > _NUM_FILES:
-            self._files.pop(0).unlink()
+        tensors = [
+            TensorBytes(
+                name, str(value.dtype).removeprefix("torch."), tuple(value.shape),
+                host_bytes(value.contiguous()).data,
+            )
+            for name, value in sorted(values.items(), key=lambda item: -item[1].element_size())
+        ]  # fmt: skip
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(packed_header(tensors, {}))
+            for tensor in tensors:
+                file.write(tensor.data)
+            file.truncate()
         return path
 
     def close(self) -> None:
@@ -176,8 +191,8 @@ class StagedEngine(ABC):
     ) -> None:
         """See `Engine`."""
         try:
-            path = await asyncio.to_thread(self._stage.write, tensors, policy_version, base_version)
-        except (MemoryError, OSError, RuntimeError, SafetensorError) as error:
+            path = await in_background(self._stage.write, tensors, policy_version, base_version)
+        except (MemoryError, OSError, RuntimeError) as error:
             raise NotStagedError(policy_version, f"{type(error).__name__}: {error}") from error
         self._staged = policy_version, path
 

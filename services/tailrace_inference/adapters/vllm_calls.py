@@ -17,7 +17,7 @@ from tailrace_inference.ports import OnChunk
 from tailrace_protos.base import EMPTY, pack_float32, pack_int32
 from tailrace_protos.generation import GenerateRequest, TokenChunk, TokenSpan
 
-_STREAM_TOKENS = 4  # tokens of one output of vLLM; fewer cost more than the model's step
+STREAM_TOKENS = 4  # tokens of one output of vLLM; fewer cost more than a small model's step
 _SEED_STEP = 0x9E3779B97F4A7C15
 
 
@@ -31,6 +31,7 @@ class VllmCall:
     max_new: int
     stops: StopStrings | None
     born_version: int  # active at `submit`
+    stream_tokens: int = STREAM_TOKENS  # of one output
     num_sent: int = 0
     guide: str = ""  # `GuideSpec`
     is_aborted: bool = False
@@ -62,7 +63,7 @@ class VllmCall:
             skip_clone=True,
             extra_args={EPISODE: self.request.episode_id},
             output_kind=RequestOutputKind.DELTA,
-            stream_interval=1 if self.stops is not None else _STREAM_TOKENS,
+            stream_interval=1 if self.stops is not None else self.stream_tokens,
             **more,
         )
 

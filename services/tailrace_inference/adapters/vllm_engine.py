@@ -32,7 +32,7 @@ from tailrace_inference.adapters.staging import (
     write_model_folder,
 )
 from tailrace_inference.adapters.vllm_arguments import check_engine_args, engine_arguments
-from tailrace_inference.adapters.vllm_calls import SchedulerStats, VllmCall, queue_s
+from tailrace_inference.adapters.vllm_calls import STREAM_TOKENS, SchedulerStats, VllmCall, queue_s
 from tailrace_inference.adapters.vllm_release import release_id
 from tailrace_inference.config import WEIGHTS_DTYPES, InferenceConfig
 from tailrace_inference.core.calls import CallCounts, find_stop, version_spans
@@ -206,6 +206,7 @@ class VllmEngine(StagedEngine):
         max_new = min(request.max_new_tokens, self.max_len - len(prompt))
         call = VllmCall(request, on_chunk, len(prompt), max_new, stops, self._policy_version)
         call.guide = guide
+        call.stream_tokens = min(STREAM_TOKENS, self._config.stream_chunk_tokens)
         self._calls[request.call_id] = call
         self._spawn(self._run(call, prompt.tolist()))
 

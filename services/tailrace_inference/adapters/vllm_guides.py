@@ -19,6 +19,7 @@ from vllm.v1.structured_output.backend_types import (
 )
 
 from tailrace_inference.adapters.vllm_release import ReleasesContexts
+from tailrace_inference.adapters.vllm_resume import ResumesInTurn
 from tailrace_inference.engine.guided import GuideMatcher, read_guides
 
 
@@ -90,17 +91,17 @@ class _Manager(StructuredOutputManager):  # type: ignore[misc]
         request.structured_output_request.grammar = self._create_grammar(request)
 
 
-class _Scheduler(ReleasesContexts, Scheduler):  # type: ignore[misc]
-    """See `ReleasesContexts`."""
+class _Scheduler(ReleasesContexts, ResumesInTurn, Scheduler):  # type: ignore[misc]
+    """See its parts."""
 
 
-class _AsyncScheduler(ReleasesContexts, AsyncScheduler):  # type: ignore[misc]
-    """See `ReleasesContexts`."""
+class _AsyncScheduler(ReleasesContexts, ResumesInTurn, AsyncScheduler):  # type: ignore[misc]
+    """See its parts."""
 
 
 def make_scheduler(*, vllm_config: Any, structured_output_manager: Any, **named: Any) -> Scheduler:
-    """vLLM's own scheduler, which can release contexts; the manager of grammars, which it shares with
-    the core, becomes ours."""
+    """vLLM's own scheduler with our parts; the manager of grammars, which it shares with the core,
+    becomes ours."""
     structured_output_manager.__class__ = _Manager
     is_async = vllm_config.scheduler_config.async_scheduling
     return (_AsyncScheduler if is_async else _Scheduler)(

@@ -17,6 +17,7 @@ from typing import NoReturn, Protocol, TypeVar
 import msgspec
 from tokenizers import Tokenizer
 
+from tailrace.weights.background import in_background
 from tailrace_inference import metrics
 from tailrace_inference.config import WEIGHTS_DTYPES, InferenceConfig
 from tailrace_inference.engine.engine import TorchEngine
@@ -159,7 +160,7 @@ class EngineDriver:
     ) -> None:
         """See `Engine`."""
         try:
-            await asyncio.to_thread(self.engine.stage, tensors, policy_version, base_version)
+            await in_background(self.engine.stage, tensors, policy_version, base_version)
         except (MemoryError, RuntimeError) as error:  # the latter from torch
             raise NotStagedError(policy_version, _told(error)) from error
 

@@ -19,14 +19,12 @@ from tailrace_inference.engine.attention import AttentionStep, Group
 from tailrace_inference.engine.forward import LoadedModel, load_model
 from tailrace_inference.engine.kv_cache import BlockPool, Int64Array, KVCache
 from tailrace_inference.engine.kv_residency import KVResidency
-from tailrace_inference.engine.planner import GroupRange, StepPlan, plan_step
+from tailrace_inference.engine.planner import MAX_RECOMPUTED_TOKENS, GroupRange, StepPlan, plan_step
 from tailrace_inference.engine.stepped import SteppedBase
 from tailrace_inference.ports import EngineStats
 
 # Blocks that one attention call gathers: about the cache of a CPU core; large calls on a GPU.
 _MAX_GATHERED_BLOCKS = {"cpu": 256, "cuda": 8192}
-# Tokens of a step while rows are computed again: as few as the device computes at nearly full speed.
-_MAX_RECOMPUTED_TOKENS = {"cpu": 128, "cuda": 4096}
 
 
 class TorchEngine(SteppedBase):
@@ -120,7 +118,7 @@ class TorchEngine(SteppedBase):
         batch = self._batch
         device = self._model.device.type
         rows, take = self._residency.schedule(
-            self._config.max_batched_tokens, _MAX_RECOMPUTED_TOKENS[device]
+            self._config.max_batched_tokens, MAX_RECOMPUTED_TOKENS[device]
         )
         plan = plan_step(
             rows, take, batch.computed[rows], self._block_tokens, self._max_gathered_blocks

@@ -12,6 +12,8 @@ from tailrace_inference.engine.kv_cache import BoolArray, Int64Array
 
 # Padding, in blocks of keys, that costs less than one more attention call per layer.
 _CHEAP_PADDING_BLOCKS = 24
+# Tokens of a step while rows are computed again: as few as the device computes at nearly full speed.
+MAX_RECOMPUTED_TOKENS = {"cpu": 128, "cuda": 4096}
 # Largest mask of one attention call: queries times keys.
 _MAX_GROUP_SCORES = 1 << 24
 
@@ -43,8 +45,9 @@ def share_budget(
     """New tokens per row [R]: 1 for rows that decode, the rest of the budget for prompts in order.
 
     While there are rows to be `recomputed` [R], as after an update of the weights, these come first,
-    the shortest before the others, and a step computes at most `max_recomputed` tokens beside those
-    that decode: so the first rows answer soon, not all of them late.
+    the shortest before the others. If no row decodes, a step computes the shortest alone, else at most
+    `max_recomputed` tokens beside those that decode: so the first rows answer soon, not all of them
+    late.
     """
     decodes = pending == 1
     prompts = np.where(decodes, 0, pending)
@@ -52,7 +55,7 @@ def share_budget(
     if recomputed is None or not recomputed.any():
         before = np.cumsum(prompts) - prompts
     else:
-        left = min(left, max_recomputed)
+        left = min(left, max_recomputed if decodes.any() else int(prompts[recomputed].min()))
         order = np.lexsort((np.where(recomputed, prompts, 0), ~recomputed))
         before = np.empty_like(prompts)
         before[order] = np.cumsum(prompts[order]) - prompts[order]

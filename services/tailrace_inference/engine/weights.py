@@ -9,15 +9,18 @@ are kept unchanged, so that rounding errors do not accumulate. Matrices of float
 scales (`tailrace.weights.target_types`) and are widened.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tailrace.weights.target_types import BLOCK, SCALE, scale_shape
 from tailrace_inference.ports import NamedTensor, WeightMismatchError
+
+UInt8Array = NDArray[np.uint8]
 
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
 
@@ -174,9 +177,14 @@ def _read(
             f"{tensor.name!r} has shape {tuple(tensor.shape)}, the model needs {tuple(target.shape)}"
         )
         raise WeightMismatchError(policy_version, reason)
-    value = torch.empty_like(target, requires_grad=False, device=device)
     given = _bytes_tensor(tensor, policy_version)
-    value.copy_(given if scales is None else _scaled(tensor, given, scales, policy_version))
+    if scales is not None:
+        given = _scaled(tensor, given, scales, policy_version)
+    on_host = (target.device if device is None else device).type == "cpu"
+    if on_host and given.dtype == target.dtype and target.is_contiguous():
+        return given
+    value = torch.empty_like(target, requires_grad=False, device=device)
+    value.copy_(given)
     return value
 
 
@@ -197,8 +205,14 @@ def _bytes_tensor(tensor: NamedTensor, policy_version: int) -> Tensor:
     dtype = getattr(torch, tensor.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise WeightMismatchError(policy_version, f"{tensor.name!r} has unknown dtype {tensor.dtype!r}")
-    if tensor.data.nbytes != math.prod(tensor.shape) * dtype.itemsize:
+    value = torch.empty(tuple(tensor.shape), dtype=dtype)
+    if tensor.data.nbytes != value.nbytes:
         raise WeightMismatchError(policy_version, f"{tensor.name!r} has {tensor.data.nbytes} bytes")
-    if not tensor.data.nbytes:
-        return torch.empty(tuple(tensor.shape), dtype=dtype)
-    return torch.frombuffer(bytearray(tensor.data), dtype=dtype).view(tensor.shape)
+    # NumPy copies without the interpreter's lock and in this thread alone, while the engine computes.
+    host_bytes(value)[:] = np.frombuffer(tensor.data, np.uint8)
+    return value
+
+
+def host_bytes(value: Tensor) -> UInt8Array:
+    """View [n] of the bytes of a contiguous tensor on the host."""
+    return value.view(-1).view(torch.uint8).numpy()

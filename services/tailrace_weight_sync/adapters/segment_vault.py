@@ -84,6 +84,7 @@ class SegmentVault:
         for segment in self._held.values():
             segment.close(delete=delete)
         self._held.clear()
+        self._folder.forget_retired()
 
     @property
     def num_bytes(self) -> int:
@@ -200,10 +201,10 @@ class SegmentVault:
         return WeightSource(self._host_id, "", self._server.endpoint, self._server.public_key)
 
     def drop(self, policy_version: int) -> None:
-        """Deletes a version; servers that map it keep their mapping."""
+        """Deletes a version; servers that read it keep its bytes."""
         segment = self._held.pop(policy_version, None)
         if segment is not None:
-            segment.close(delete=True)
+            self._folder.retire(segment)
         file = self._files.pop(policy_version, None)
         if file is not None:
             shutil.rmtree(file.parent, ignore_errors=True)

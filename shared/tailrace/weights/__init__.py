@@ -5,6 +5,7 @@
 | `tensors` | `TensorBytes`, layout of the flat buffer, checksums |
 | `target_types` | versions in the types that servers declare |
 | `segment` | named shared memory; the manifest of a sealed segment is behind its bytes |
+| `mappings` | segments of another process, mapped once |
 | `chunks` | ranges of a buffer over ZMQ, pulled by credit |
 | `deltas` | differences between two versions, and the version from them |
 | `copying` | copy of a buffer from shared memory of the same host, else over ZMQ |
@@ -13,6 +14,7 @@
 | `relay` | fetches from other servers, and passes on to them while bytes arrive |
 | `broadcast`, `process_group` | places in broadcasts; their groups of torch.distributed |
 | `receiver` | the inference server's side: `WeightReceiver` |
+| `background` | thread that checks and stages, behind those that generate |
 | `staged` | fetched versions: `StagedWeights` |
 """
 

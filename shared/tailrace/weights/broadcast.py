@@ -11,7 +11,7 @@ from tailrace.bus import Bus, BusError
 from tailrace.config import advertised_host
 from tailrace.import_path import load_extra
 from tailrace.log import get_logger
-from tailrace.weights.copying import bulk
+from tailrace.weights.background import in_background
 from tailrace.weights.tensors import damaged
 from tailrace_protos import subjects
 from tailrace_protos.weights import BroadcastReply, BroadcastRequest, WeightManifest, WeightSource
@@ -57,7 +57,7 @@ class BroadcastMember:
             self.close()
             log.warning("broadcast failed: fetched otherwise", policy_version=version, error=str(error))
             return None
-        if wrong := await bulk(manifest.num_bytes, damaged, manifest, data):
+        if wrong := await in_background(damaged, manifest, data):
             log.warning("broadcast damaged", policy_version=version, tensor=wrong[0].name)
             return None
         return data

@@ -3,8 +3,8 @@
 The receiver pulls: it has at most `credit` open requests and repeats requests without a reply. So no
 queue grows beyond the credit, a lost message costs one timeout, and a slow receiver slows only itself.
 A holder may serve a buffer that still arrives: requests for missing ranges wait until they are there,
-and the receiver hears meanwhile that the holder lives. CURVE encrypts if the server listens on more
-than loopback; only peers that got the server's key over the (authenticated) bus can connect.
+and the receiver hears meanwhile that the holder lives. CURVE encrypts; only peers that got the server's
+key over the (authenticated) bus can connect.
 
 A chunk is two frames, `ChunkReply` and its bytes. The sender sends the bytes from the buffer itself;
 the receiver copies them once, from the message into its buffer.

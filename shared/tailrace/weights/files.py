@@ -5,18 +5,19 @@ the size of its header in 8 bytes, the header in JSON, and the tensors without g
 """
 
 import json
+import math
 import mmap
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from tailrace.weights.errors import ChecksumError, ManifestError
-from tailrace.weights.tensors import TensorBytes
-from tailrace_protos.weights import WeightManifest
+from tailrace.weights.tensors import ITEM_BYTES, TensorBytes
+from tailrace_protos.weights import TensorEntry, WeightManifest
 
 FILE = "model.safetensors"
 _UNFINISHED = ".unfinished-"
@@ -38,8 +39,12 @@ _DTYPES = {
 
 def write_version(folder: Path, manifest: WeightManifest, data: memoryview) -> None:
     """Writes a version to its folder; does nothing if it is there. Raises `OSError` without room."""
-    header = _header(manifest)
-    packed = len(header).to_bytes(8, "little") + header
+    metadata = {
+        "policy_version": str(manifest.policy_version),
+        "lineage": manifest.lineage,
+        "optimizer_step": str(manifest.optimizer_step),
+    }
+    packed = packed_header(manifest.tensors, metadata)
     if _begins_with(folder / FILE, packed):
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -95,21 +100,18 @@ def read_version(path: Path, manifest: WeightManifest) -> list[TensorBytes]:
     return found
 
 
-def _header(manifest: WeightManifest) -> bytes:
-    metadata = {
-        "format": "pt",
-        "policy_version": str(manifest.policy_version),
-        "lineage": manifest.lineage,
-        "optimizer_step": str(manifest.optimizer_step),
-    }
-    header: dict[str, Any] = {"__metadata__": metadata}
+def packed_header(tensors: Iterable[TensorEntry | TensorBytes], metadata: dict[str, str]) -> bytes:
+    """The bytes before those of the tensors, which follow in the same order."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     end = 0
-    for entry in manifest.tensors:
-        offsets = [end, end := end + entry.num_bytes]
-        header[entry.name] = {
-            "dtype": _DTYPES[entry.dtype],
-            "shape": entry.shape,
+    for tensor in tensors:
+        num_bytes = math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+        offsets = [end, end := end + num_bytes]
+        header[tensor.name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": tensor.shape,
             "data_offsets": offsets,
         }
     packed = json.dumps(header).encode()
-    return packed + b" " * (-len(packed) % 8)
+    packed += b" " * (-len(packed) % 8)
+    return len(packed).to_bytes(8, "little") + packed

@@ -10,9 +10,9 @@ import msgspec
 from tailrace.bus import Bus, BusError
 from tailrace.log import get_logger
 from tailrace.retry import Backoff
+from tailrace.weights.background import in_background
 from tailrace.weights.broadcast import BroadcastMember
 from tailrace.weights.chunks import reachable_host
-from tailrace.weights.copying import bulk, open_source
 from tailrace.weights.deltas import apply_deltas
 from tailrace.weights.errors import (
     ChecksumError,
@@ -20,8 +20,8 @@ from tailrace.weights.errors import (
     WeightsError,
     WeightsGoneError,
 )
+from tailrace.weights.mappings import SegmentMappings
 from tailrace.weights.relay import WeightRelay
-from tailrace.weights.segment import map_segment
 from tailrace.weights.staged import FileWeights, StagedWeights
 from tailrace.weights.tensors import check_manifest, verify
 from tailrace_protos import subjects
@@ -75,7 +75,7 @@ class WeightReceiver:
         self._server_id = server_id
         self._target = target
         self._fetched_target = ""  # of the version that came last
-        self._shm_folder = shm_folder
+        self._mappings = SegmentMappings(shm_folder)
         self.relay = WeightRelay(
             bus, run, host_id, server_id, bind_host=bind_host, advertise_host=advertise_host
         )
@@ -129,7 +129,7 @@ class WeightReceiver:
         if not file:
             return None
         try:
-            return await bulk(manifest.num_bytes, FileWeights, manifest, Path(file))
+            return await in_background(FileWeights, manifest, Path(file))
         except (OSError, WeightsError) as error:
             log.warning("weights file not read: fetched otherwise", file=file, error=str(error))
             return None
@@ -144,11 +144,15 @@ class WeightReceiver:
     async def _from_host(self, available: WeightsAvailable) -> StagedWeights | None:
         """Maps the shared memory of a publisher on the same host."""
         manifest = available.manifest
-        fd = open_source(manifest, available.source, self._host_id, self._shm_folder)
-        if fd is None:
+        if available.source.host_id != self._host_id or not available.source.shm_name:
             return None
-        buffer = map_segment(fd, manifest.num_bytes)
-        await bulk(manifest.num_bytes, verify, manifest, buffer)
+        try:
+            buffer = self._mappings.read(available.source.shm_name, manifest.num_bytes)
+        except WeightsGoneError as error:
+            version = manifest.policy_version
+            log.info("weights not in shared memory", policy_version=version, reason=error.reason)
+            return None
+        await in_background(verify, manifest, buffer)
         return StagedWeights(manifest, buffer, 0)
 
     async def _from_network(self, available: WeightsAvailable) -> StagedWeights:
@@ -179,7 +183,7 @@ class WeightReceiver:
                 payload = await self.relay.fetch_delta(available, delta.policy_version, delta.num_bytes)
                 chain.append((delta, payload))
             data = baseline.data
-            buffer = await bulk(manifest.num_bytes, apply_deltas, manifest, chain, data)
+            buffer = await in_background(apply_deltas, manifest, chain, data)
         except (ChecksumError, WeightsGoneError) as error:
             log.warning("differences not used: the whole version is fetched", error=str(error))
             for delta, _ in chain:
@@ -204,6 +208,7 @@ class WeightReceiver:
     async def close(self) -> None:
         """Drops reports without an answer of weight_sync, and stops passing weights on."""
         self.member.close()
+        self._mappings.close()
         await self.relay.close()
         if self._reporting is not None and not self._reporting.done():
             self._reporting.cancel()

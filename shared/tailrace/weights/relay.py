@@ -9,8 +9,8 @@ import asyncio
 
 from tailrace.bus import Bus, BusError
 from tailrace.log import get_logger
+from tailrace.weights.background import in_background
 from tailrace.weights.chunks import ChunkFetch, ChunkServer, Holding
-from tailrace.weights.copying import bulk
 from tailrace.weights.errors import ChecksumError, WeightsGoneError, WeightsUnreachableError
 from tailrace.weights.tensors import damaged
 from tailrace_protos import subjects
@@ -71,7 +71,7 @@ class WeightRelay:
         manifest = available.manifest
         data = await self._fetch(available, manifest.policy_version, False, manifest.num_bytes)
         holding = self._holdings[(manifest.policy_version, False)]
-        wrong = await bulk(manifest.num_bytes, damaged, manifest, data)
+        wrong = await in_background(damaged, manifest, data)
         if wrong:
             await self._fetch_again(available, holding, wrong)
         return data

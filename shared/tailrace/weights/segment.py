@@ -2,8 +2,11 @@
 
 A segment is a file in a memory file system. Its writer holds a lock on the file while it lives, so that
 a successor recognises the segments of a dead writer and adopts or deletes them. A sealed segment is
-final: its manifest follows its bytes and no process writes to it again. Existing mappings survive the
-deletion of the file.
+final: its manifest follows its bytes. Existing mappings survive the deletion of the file.
+
+A retired segment has no name any more. The next one of its size is written over it, since fresh memory
+costs more than the copy itself: all readers hold another lock (`begin_read`) as long as they use the
+bytes, and the writer does not reuse what is locked, or used in its own process.
 """
 
 import errno
@@ -11,10 +14,12 @@ import fcntl
 import mmap
 import os
 import re
+import struct
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from tailrace.weights.errors import SegmentSpaceError, WeightsGoneError
@@ -24,6 +29,9 @@ from tailrace_protos.weights import WeightManifest
 _NAME = re.compile(r"^tailrace\.[A-Za-z0-9_.-]+\Z")
 _SEAL = b"TailSeal"
 _SHARED_NOW = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # cheaper than one page fault per page
+_RETIRED = ".retired"  # end of the name of an unnamed file whose creator is done
+# Locks of an open file, not of a process; systems without them reuse nothing.
+_SET_LOCK: int | None = getattr(fcntl, "F_OFD_SETLK", None)
 _UNNAMED_S = 60.0  # an unnamed file of this age has lost its creator
 
 
@@ -33,14 +41,41 @@ def default_folder() -> Path:
     return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
 
 
+def begin_read(fd: int) -> bool:
+    """Locks a segment for a reader; False if its writer has begun to reuse it."""
+    return _lock(fd, fcntl.F_RDLCK) not in (errno.EAGAIN, errno.EACCES)
+
+
+def end_read(fd: int) -> None:
+    """Ends the lock and closes the descriptor, of which a mapping has a duplicate."""
+    _lock(fd, fcntl.F_UNLCK)
+    os.close(fd)
+
+
+def _lock(fd: int, kind: int) -> int:
+    """Returns the number of the error, 0 without one."""
+    if _SET_LOCK is None:
+        return errno.ENOLCK
+    try:
+        fcntl.fcntl(fd, _SET_LOCK, struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))
+    except OSError as error:
+        return error.errno or errno.ENOLCK
+    return 0
+
+
 class SharedSegment:
-    """Writable segment of this process; `data` is its buffer."""
+    """Writable segment of this process."""
 
     def __init__(self, path: Path, fd: int, num_bytes: int) -> None:
         self.path = path
         self.num_bytes = num_bytes
         self._fd = fd
-        self.data = memoryview(mmap.mmap(fd, num_bytes, flags=_SHARED_NOW))
+        self._mapped = mmap.mmap(fd, num_bytes, flags=_SHARED_NOW)
+
+    @property
+    def data(self) -> memoryview:
+        """Its bytes, readable as long as they are referenced."""
+        return memoryview(self._mapped)
 
     @property
     def name(self) -> str:
@@ -51,6 +86,26 @@ class SharedSegment:
         """Writes the manifest behind the bytes: the segment is final and survives its writer."""
         packed = encode(manifest)
         os.pwrite(self._fd, packed + len(packed).to_bytes(8, "little") + _SEAL, self.num_bytes)
+
+    def rename(self, path: Path) -> None:
+        """Gives it another name; readers hold what they have mapped."""
+        self.path = self.path.rename(path)
+
+    def begin_reuse(self) -> bool:
+        """Keeps readers out and cuts the manifest off; False while anybody uses the bytes."""
+        if _lock(self._fd, fcntl.F_WRLCK):
+            return False
+        try:
+            self._mapped.resize(self.num_bytes)  # refuses while this process has views
+        except (BufferError, SystemError, OSError):  # SystemError: a system without mremap
+            return False
+        return True
+
+    def end_reuse(self, path: Path, fill: Callable[[int], None]) -> None:
+        """Writes new bytes by `fill`, and lets readers in under a new name."""
+        fill(self._fd)
+        self.rename(path)
+        _lock(self._fd, fcntl.F_UNLCK)
 
     def close(self, *, delete: bool) -> None:
         """Releases the lock, and deletes the file if `delete`; mappings stay readable."""
@@ -65,6 +120,7 @@ class SegmentFolder:
     def __init__(self, run: str, role: str, folder: Path | None = None) -> None:
         self.folder = folder or default_folder()
         self._prefix = f"tailrace.{run}.{role}."
+        self._retired: SharedSegment | None = None
 
     def create(self, num_bytes: int) -> SharedSegment:
         """Creates a segment with reserved memory; raises `SegmentSpaceError` without room."""
@@ -75,8 +131,41 @@ class SegmentFolder:
         """Creates a segment from an open file, copied by the kernel; errors as `create`."""
         return self._new(num_bytes, lambda fd: _copy_file(source_fd, fd, num_bytes))
 
+    def retire(self, segment: SharedSegment) -> None:
+        """Takes the name of a segment of this folder away; the next one of its size replaces it."""
+        self.forget_retired()
+        try:
+            segment.rename(self.folder / f".{segment.name}{_RETIRED}")
+        except FileNotFoundError:  # deleted by others
+            segment.close(delete=False)
+        else:
+            self._retired = segment
+
+    def forget_retired(self) -> None:
+        """Deletes the retired segment."""
+        retired, self._retired = self._retired, None
+        if retired is not None:
+            retired.close(delete=True)
+
+    def _reused(self, num_bytes: int, path: Path, fill: Callable[[int], None]) -> SharedSegment | None:
+        retired, self._retired = self._retired, None
+        if retired is None:
+            return None
+        with ExitStack() as undo:
+            undo.callback(retired.close, delete=True)
+            if retired.num_bytes != num_bytes or not retired.begin_reuse():
+                return None
+            try:
+                retired.end_reuse(path, fill)
+            except FileNotFoundError:  # deleted by others
+                return None
+            undo.pop_all()
+        return retired
+
     def _new(self, num_bytes: int, fill: Callable[[int], None]) -> SharedSegment:
         name = f"{self._prefix}{uuid.uuid4().hex[:12]}"
+        if (reused := self._reused(num_bytes, self.folder / name, fill)) is not None:
+            return reused
         unnamed = self.folder / f".{name}"
         fd = os.open(unnamed, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
@@ -111,8 +200,22 @@ class SegmentFolder:
         return num_deleted
 
     def _abandoned(self) -> Iterator[tuple[Path, int]]:
+        """Segments of dead writers, locked."""
+        yield from self._unlocked(f"{self._prefix}*")
+        self._remove_unnamed()
+
+    def _remove_unnamed(self) -> None:
+        for path, fd in self._unlocked(f".{self._prefix}*{_RETIRED}"):
+            path.unlink(missing_ok=True)
+            os.close(fd)
+        for path in self.folder.glob(f".{self._prefix}*"):
+            is_retired = path.name.endswith(_RETIRED)
+            if not is_retired and path.exists() and time.time() - path.stat().st_mtime > _UNNAMED_S:
+                path.unlink(missing_ok=True)
+
+    def _unlocked(self, pattern: str) -> Iterator[tuple[Path, int]]:
         """Files without a locked writer; this process holds their lock then."""
-        for path in sorted(self.folder.glob(f"{self._prefix}*")):
+        for path in sorted(self.folder.glob(pattern)):
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -123,12 +226,6 @@ class SegmentFolder:
                 os.close(fd)
                 continue
             yield path, fd
-        self._remove_unnamed()
-
-    def _remove_unnamed(self) -> None:
-        for path in self.folder.glob(f".{self._prefix}*"):
-            if path.exists() and time.time() - path.stat().st_mtime > _UNNAMED_S:
-                path.unlink(missing_ok=True)
 
 
 def open_segment(name: str, num_bytes: int, folder: Path | None = None) -> int:
@@ -145,20 +242,8 @@ def open_segment(name: str, num_bytes: int, folder: Path | None = None) -> int:
     return fd
 
 
-def map_segment(fd: int, num_bytes: int) -> memoryview:
-    """Maps the bytes of a descriptor to read them, and closes it.
-
-    Pages are mapped as the checksums read them: the kernel maps 16 at a fault, in several threads at
-    once, which is faster than all of them beforehand in one.
-    """
-    try:
-        return memoryview(mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
-    finally:
-        os.close(fd)
-
-
 def _copy_file(source_fd: int, fd: int, num_bytes: int) -> None:
-    num_copied = 0
+    num_copied = os.lseek(fd, 0, os.SEEK_SET)
     while num_copied < num_bytes:
         step = os.sendfile(fd, source_fd, num_copied, num_bytes - num_copied)
         if not step:

@@ -138,6 +138,7 @@ class Bench:
         self.engine = engine
         self.models = [make_model(0), make_model(1)]
         self.policy_version = -1
+        self.arrived: list[TokenChunk] = []  # of all calls
         self._num_asked = 0
 
     @classmethod
@@ -159,10 +160,18 @@ class Bench:
 
     async def update(self) -> None:
         """Makes the other model active, as the next version."""
+        await self.stage()
+        await self.swap()
+
+    async def stage(self) -> None:
+        """Stages the other model, as the next version."""
         version = self.policy_version + 1
         await self.engine.stage(iter(weights_of(self.model_of(version))), version)
+
+    async def swap(self) -> None:
+        """Makes the staged model active."""
         assert await self.engine.apply() >= 0
-        self.policy_version = version
+        self.policy_version += 1
 
     def ask(
         self,
@@ -188,7 +197,12 @@ class Bench:
             guide=guide,
         )
         asked = Asked(request, list(prompt))
-        self.engine.submit(request, asked.on_chunk)
+
+        def on_chunk(chunk: TokenChunk) -> None:
+            self.arrived.append(chunk)
+            asked.on_chunk(chunk)
+
+        self.engine.submit(request, on_chunk)
         return asked
 
     async def one(self, prompt: Sequence[int], num_new: int, **options: Any) -> Asked:

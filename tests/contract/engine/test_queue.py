@@ -13,10 +13,11 @@ NUM_RUNNING = 4
 async def test_an_update_with_a_queue_leaves_no_keys_of_old_weights_and_loses_no_call() -> None:
     bench = await Bench.start(max_running=NUM_RUNNING, kv_cache_tokens=4096)
     shared = [n % 60 for n in range(64)]
+    await bench.stage()
     many = [bench.ask([*shared, n], 30, episode=f"e{n}") for n in range(3 * NUM_RUNNING)]
     await many[0].begun.wait()
     assert bench.engine.stats().num_waiting > 0
-    await bench.update()
+    await bench.swap()
     await all_ended(many)
     assert {asked.generation.finish_reason for asked in many} == {FinishReason.LENGTH}
     for asked in many:
@@ -27,6 +28,30 @@ async def test_an_update_with_a_queue_leaves_no_keys_of_old_weights_and_loses_no
     longest = await bench.one([5] * (MAX_LEN - 1), 9)
     assert longest.generation.num_tokens == 1
     assert longest.generation.finish_reason is FinishReason.LENGTH
+    await bench.engine.close()
+
+
+@pytest.mark.skipif(ENGINE not in ("torch", "vllm"), reason="it computes all contexts in one step")
+async def test_after_an_update_the_shortest_context_goes_on_while_others_are_computed_again() -> None:
+    bench = await Bench.start(stream_chunk_tokens=1, stream_interval_ms=0.0)
+    long = [bench.ask([n, *range(60), n, *range(60), n, *range(60)], 60) for n in range(5)]
+    short = bench.ask([1, 2, 3], 180)
+    await bench.stage()
+    for asked in (*long, short):
+        await asked.begun.wait()
+    await bench.swap()
+    await all_ended([*long, short])
+    new = [
+        chunk.call_id
+        for chunk in bench.arrived
+        if chunk.spans and chunk.spans[-1].policy_version == bench.policy_version
+    ]
+    assert new[0] == short.request.call_id
+    last_begins = max(new.index(asked.request.call_id) for asked in long)
+    assert new[:last_begins].count(short.request.call_id) >= 3
+    for asked in (*long, short):
+        drifts = [asked.drift(model) for model in bench.models]
+        assert max(drifts[version][at] for at, version in enumerate(asked.versions())) < TOLERANCE
     await bench.engine.close()
 
 

@@ -34,6 +34,8 @@ def test_rows_that_are_computed_again_come_first_and_the_shortest_before_the_oth
     assert (take[pending == 1] == 1).all()
     prompts = pending > 1
     most = 50 if again.any() else 1000 - np.count_nonzero(pending == 1)
+    if again.any() and prompts.all():
+        most = pending[again].min()  # no row would get a token earlier
     assert take[prompts].sum() == min(most, pending[prompts].sum())
     lacking = (again & prompts & (take < pending)).any()
     assert not (lacking and take[prompts & ~again].any())

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tailrace.weights import SegmentSpaceError, WeightsGoneError
-from tailrace.weights.segment import SegmentFolder, map_segment, open_segment
+from tailrace.weights.mappings import SegmentMappings
+from tailrace.weights.segment import SegmentFolder, SharedSegment, open_segment
 from tailrace_protos.weights import WeightManifest
 
 MANIFEST = WeightManifest(4, "a", 9, None, (), 1000)
@@ -18,12 +19,16 @@ MANIFEST = WeightManifest(4, "a", 9, None, (), 1000)
 DEAD_WRITER = """
 import os, sys
 from pathlib import Path
+from tailrace.weights.mappings import SegmentMappings
 from tailrace.weights.segment import SegmentFolder
 from tailrace_protos.weights import WeightManifest
-segment = SegmentFolder("run", "weight_sync", Path(sys.argv[1])).create(1000)
+folder = SegmentFolder("run", "weight_sync", Path(sys.argv[1]))
+segment = folder.create(1000)
 segment.data[:] = bytes([5]) * 1000
 if sys.argv[2] == "sealed":
     segment.seal(WeightManifest(4, "a", 9, None, (), 1000))
+if sys.argv[2] == "retired":
+    folder.retire(segment)
 os.kill(os.getpid(), 9)
 """
 
@@ -37,7 +42,7 @@ def leave_behind(folder: Path, state: str) -> None:
 def test_a_segment_is_read_by_its_name(tmp_path: Path) -> None:
     segment = SegmentFolder("run", "learner", tmp_path).create(1000)
     segment.data[:3] = b"abc"
-    read = map_segment(open_segment(segment.name, 1000, tmp_path), 1000)
+    read = SegmentMappings(tmp_path).read(segment.name, 1000)
     assert bytes(read[:3]) == b"abc"
     assert len(read) == 1000
 
@@ -45,7 +50,7 @@ def test_a_segment_is_read_by_its_name(tmp_path: Path) -> None:
 def test_what_is_mapped_stays_readable_after_the_segment_is_deleted(tmp_path: Path) -> None:
     segment = SegmentFolder("run", "learner", tmp_path).create(10)
     segment.data[:] = b"0123456789"
-    read = map_segment(open_segment(segment.name, 10, tmp_path), 10)
+    read = SegmentMappings(tmp_path).read(segment.name, 10)
     segment.close(delete=True)
     assert bytes(read) == b"0123456789"
     with pytest.raises(WeightsGoneError):
@@ -54,7 +59,7 @@ def test_what_is_mapped_stays_readable_after_the_segment_is_deleted(tmp_path: Pa
 
 def test_a_reader_cannot_write(tmp_path: Path) -> None:
     segment = SegmentFolder("run", "learner", tmp_path).create(10)
-    read = map_segment(open_segment(segment.name, 10, tmp_path), 10)
+    read = SegmentMappings(tmp_path).read(segment.name, 10)
     with pytest.raises(TypeError, match="read-only"):
         read[:3] = b"xyz"
 
@@ -103,6 +108,106 @@ def test_sweeping_spares_the_living_and_other_runs(tmp_path: Path) -> None:
     assert SegmentFolder("run", "learner", tmp_path).sweep() == 0
     assert SegmentFolder("run", "weight_sync", tmp_path).sweep() == 1
     assert [path.name for path in tmp_path.iterdir()] == [living.name]
+
+
+def written(folder: SegmentFolder, content: bytes) -> SharedSegment:
+    segment = folder.create(len(content))
+    segment.data[:] = content
+    return segment
+
+
+def inode(segment: SharedSegment) -> int:
+    return segment.path.stat().st_ino
+
+
+def test_a_retired_segment_is_reused_once_nobody_reads_it(tmp_path: Path) -> None:
+    folder, mappings = SegmentFolder("run", "weight_sync", tmp_path), SegmentMappings(tmp_path)
+    first = written(folder, b"first" * 1000)
+    first.seal(WeightManifest(4, "a", 9, None, (), 5000))
+    name, number = first.name, inode(first)
+    read = mappings.read(name, 5000)
+    assert bytes(read) == b"first" * 1000
+    folder.retire(first)
+    with pytest.raises(WeightsGoneError):
+        mappings.read(name, 5000)
+    del read
+    second = written(folder, b"other" * 1000)
+    assert inode(second) == number
+    assert second.path.stat().st_size == 5000  # the seal is gone
+    assert bytes(mappings.read(second.name, 5000)) == b"other" * 1000
+
+
+def test_bytes_that_are_read_stay_as_they_are(tmp_path: Path) -> None:
+    folder, mappings = SegmentFolder("run", "weight_sync", tmp_path), SegmentMappings(tmp_path)
+    first = written(folder, b"first" * 1000)
+    part = mappings.read(first.name, 5000)[5:10]
+    folder.retire(first)
+    second = written(folder, b"other" * 1000)
+    assert bytes(part) == b"first"
+    assert bytes(mappings.read(second.name, 5000)) == b"other" * 1000
+    assert [path.name for path in tmp_path.iterdir()] == [second.name]
+
+
+def test_bytes_that_the_writer_s_process_uses_stay_as_they_are(tmp_path: Path) -> None:
+    folder = SegmentFolder("run", "weight_sync", tmp_path)
+    first = written(folder, b"first" * 1000)
+    part = first.data[5:10]
+    folder.retire(first)
+    second = written(folder, b"other" * 1000)
+    assert bytes(part) == b"first"
+    assert bytes(second.data) == b"other" * 1000
+
+
+def test_a_copy_replaces_the_retired_segment_whole(tmp_path: Path) -> None:
+    folder = SegmentFolder("run", "weight_sync", tmp_path)
+    source = written(SegmentFolder("run", "learner", tmp_path), b"first" * 1000)
+    fd = open_segment(source.name, 5000, tmp_path)
+    copy = folder.copy_of(fd, 5000)
+    number = inode(copy)
+    folder.retire(copy)
+    source.data[:] = b"other" * 1000
+    again = folder.copy_of(fd, 5000)
+    os.close(fd)
+    assert inode(again) == number
+    assert again.path.read_bytes() == b"other" * 1000
+
+
+def test_segments_that_others_delete_are_replaced_by_new_ones(tmp_path: Path) -> None:
+    folder = SegmentFolder("run", "weight_sync", tmp_path)
+    first, second = written(folder, b"first"), written(folder, b"other")
+    first.path.unlink()
+    folder.retire(first)
+    folder.retire(second)
+    second.path.unlink()
+    third = written(folder, b"third")
+    assert [path.name for path in tmp_path.iterdir()] == [third.name]
+    assert bytes(third.data) == b"third"
+
+
+def test_a_segment_of_another_size_is_new_and_the_retired_one_is_deleted(tmp_path: Path) -> None:
+    folder = SegmentFolder("run", "weight_sync", tmp_path)
+    folder.retire(written(folder, b"first"))
+    second = written(folder, b"longer than the first")
+    assert [path.name for path in tmp_path.iterdir()] == [second.name]
+
+
+def test_a_reader_gives_the_memory_of_deleted_segments_back(tmp_path: Path) -> None:
+    folder, mappings = SegmentFolder("run", "weight_sync", tmp_path), SegmentMappings(tmp_path)
+    first, second = written(folder, b"first"), written(folder, b"other")
+    name = first.name
+    mappings.read(name, 5)
+    first.close(delete=True)
+    del first
+    mappings.read(second.name, 5)
+    open_files = [str(entry.resolve()) for entry in Path("/proc/self/fd").iterdir()]
+    assert not any(name in file for file in open_files)
+    assert name not in Path("/proc/self/maps").read_text()
+
+
+def test_the_retired_segment_of_a_dead_writer_is_deleted(tmp_path: Path) -> None:
+    leave_behind(tmp_path, "retired")
+    assert SegmentFolder("run", "weight_sync", tmp_path).sweep() == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_memory_that_is_not_there_is_refused_before_anything_is_written(tmp_path: Path) -> None:

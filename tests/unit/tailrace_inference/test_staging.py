@@ -1,0 +1,74 @@
+"""Updates as files in memory, for engines of other packages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tailrace.weights import TensorBytes
+from tailrace_inference.adapters.staging import HostStage, write_model_folder
+from tailrace_inference.ports import WeightMismatchError
+from tailrace_protos.weights import ModelCard
+from tests.contract.engine.harness import make_card, make_model, weights_of
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> HostStage:
+    card: ModelCard = make_card()
+    write_model_folder(card, tmp_path)
+    return HostStage(tmp_path, torch.bfloat16)
+
+
+def test_each_file_holds_its_version_in_the_engine_s_type_and_the_oldest_memory_is_used_again(
+    stage: HostStage,
+) -> None:
+    inodes = []
+    for version in range(5):
+        model = make_model(version)
+        path = stage.write(iter(weights_of(model)), version, None)
+        found = load_file(path)
+        assert set(found) == {name for name, _ in model.named_parameters()}
+        for name, parameter in model.named_parameters():
+            assert torch.equal(found[name], parameter.detach().to(torch.bfloat16))
+        inodes.append(path.stat().st_ino)
+        assert len(list(path.parent.glob("*.safetensors"))) <= 2
+    assert inodes[2:] == [inodes[0], inodes[1], inodes[0]]
+    stage.close()
+
+
+def test_adapters_are_merged_into_the_file(stage: HostStage) -> None:
+    model = make_model(0)
+    layer = "model.layers.0.self_attn.q_proj"
+    weight = dict(model.named_parameters())[f"{layer}.weight"].detach()
+    generator = np.random.default_rng(0)
+    down = generator.normal(size=(2, weight.shape[1])).astype(np.float32)
+    up = generator.normal(size=(weight.shape[0], 2)).astype(np.float32)
+
+    def adapters(scale: float) -> list[TensorBytes]:
+        parts = {"lora_A": down, "lora_B": (scale * up).astype(np.float32)}
+        return [
+            TensorBytes(f"{layer}.{kind}.weight", "float32", part.shape, memoryview(part).cast("B"))
+            for kind, part in parts.items()
+        ]
+
+    base = weights_of(model)
+    stage.write(iter([*base, *adapters(0.0)]), 0, None)
+    stage.write(iter(adapters(1.0)), 1, 0)
+    found = load_file(stage.write(iter(adapters(2.0)), 2, 0))
+    merged = (weight.to(torch.bfloat16).float() + torch.tensor(2.0 * up @ down)).to(torch.bfloat16)
+    assert torch.equal(found[f"{layer}.weight"], merged)
+    other = "model.layers.1.mlp.up_proj.weight"
+    assert torch.equal(found[other], dict(model.named_parameters())[other].detach().to(torch.bfloat16))
+    stage.close()
+
+
+def test_an_update_that_does_not_fit_writes_no_file(stage: HostStage) -> None:
+    path = stage.write(iter(weights_of(make_model(0))), 0, None)
+    with pytest.raises(WeightMismatchError, match="missing"):
+        stage.write(iter(weights_of(make_model(1))[1:]), 1, None)
+    assert [each.name for each in path.parent.glob("*.safetensors")] == [path.name]
+    stage.close()
