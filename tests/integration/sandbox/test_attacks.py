@@ -120,6 +120,10 @@ GREEDY = {
         "    try:\n        while True: os.write(w, bytes(4096))\n    except OSError: pass\n"
         "x = bytearray(9 << 20)\ntime.sleep(9)"
     ),
+    "pages that processes shared until they wrote to them": (
+        "import os, time\nx = bytearray(b'x' * (20 << 20))\nfor _ in range(9):\n    if os.fork() == 0: break\n"
+        "time.sleep(0.5)\nfor i in range(0, len(x), 4096): x[i] = 1\ntime.sleep(9)"
+    ),
     "memory behind a first thread that ended": calling(
         "import os, threading, time\ndef hold():\n    time.sleep(0.2)\n"
         "    x = bytearray((70 if os.fork() else 40) << 20)\n"
@@ -133,6 +137,16 @@ GREEDY = {
 def test_memory_is_counted_when_it_is_in(name: str, box: Box) -> None:
     assert box.python(GREEDY[name]).reason == "memory"
     assert box.python("print(1)").is_ok
+
+
+def test_memory_that_forked_processes_share_counts_once(box: Box) -> None:
+    code = (
+        "import os, time\nx = bytearray(b'x' * (20 << 20))\npids = []\nfor _ in range(10):\n"
+        "    pids.append(os.fork())\n    if pids[-1] == 0: time.sleep(0.5); os._exit(x[0] != 120)\n"
+        "print(sum(os.waitpid(pid, 0)[1] for pid in pids))"
+    )
+    outcome = box.python(code)
+    assert (outcome.stdout, outcome.reason) == ("0\n", ""), outcome
 
 
 def test_many_mappings_do_not_hide_what_a_call_takes(box: Box) -> None:
