@@ -64,8 +64,11 @@ class Inspection:
         copies_bytes = self._copies(found, machine) if is_much else 0
         known = found._replace(memory_bytes=found.memory_bytes - copies_bytes)
         if time.monotonic() >= self._count_s or self._may_exceed(known, room, machine):
+            began_s = time.thread_time()
             self._count(room, machine)
             copies_bytes = copies_bytes or self._copies(found, machine)
+            pause_s = (time.thread_time() - began_s) / _COUNT_SHARE
+            self._count_s = time.monotonic() + min(pause_s, _MAX_COUNT_S)
         grown_bytes = max(0, machine.anonymous_bytes - self._anonymous_bytes)
         known_copies_bytes = copies_bytes or max(0, self._copies_bytes - grown_bytes)
         most_bytes = limits.memory_bytes - self._held.queue_bytes
@@ -120,12 +123,9 @@ class Inspection:
         )
 
     def _count(self, room: workspace.Room, machine: Machine) -> None:
-        began_s = time.thread_time()
         self._room, self._machine = room, machine
         self._held = self._surveyor.holdings()
         self._used = workspace.measure(self._folder, self._limits.max_files)
-        pause_s = (time.thread_time() - began_s) / _COUNT_SHARE
-        self._count_s = time.monotonic() + min(pause_s, _MAX_COUNT_S)
 
 
 def _most_in_pipes(num_descriptors: int) -> int:
