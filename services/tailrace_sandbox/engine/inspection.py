@@ -6,8 +6,8 @@ of a core allows: at each look for a few processes, every 4 s at least. It could
 user may have, and the sockets, kernel memory and disk blocks that are in more use on the machine since
 the last time, were all its own.
 
-Memory that forked processes share counts for each of them until this makes more than the limit. Then
-each look reads what they really hold together.
+Memory that forked processes share counts for each of them, since they can write to all of it between
+two looks. What they hold together is measured at each count, and tells only how far the limit is.
 """
 
 import itertools
@@ -20,7 +20,6 @@ from tailrace_sandbox.engine import processes, workspace
 from tailrace_sandbox.engine.processes import PIPE_BYTES, SOCKET_BYTES, Survey
 
 _COUNT_SHARE, _MAX_COUNT_S = 0.004, 4.0  # of a core, for counts that nothing else demands
-_MOST_COPIES = 4  # times the limit: with more, processes that share memory count as if they did not
 _PAGE_BYTES = 4096
 _SMALL_PIPE_BYTES = 2 * _PAGE_BYTES  # of those of a user with too many
 _MAPPING_BYTES = 160  # of kernel memory, at least
@@ -48,8 +47,7 @@ class Inspection:
         self._used = workspace.Usage(0, 0)
         self._room = workspace.Room(0, 0)
         self._machine = Machine(0, 0, 0)
-        self._copies_bytes = 0  # of memory that processes shared when this was last measured,
-        self._anonymous_bytes = 0  # with so much in use on the machine
+        self._distinct_bytes = 0  # of memory at the last count; what processes shared counts once
         self.room_bytes = 0  # of memory, after the last look, as far as is known
 
     def look(self) -> str:
@@ -60,20 +58,15 @@ class Inspection:
         found = self._surveyor.survey()
         if found.num_processes > limits.max_processes:
             return "processes"
-        is_much = found.memory_bytes + self._held.queue_bytes > limits.memory_bytes
-        copies_bytes = self._copies(found, machine) if is_much else 0
-        known = found._replace(memory_bytes=found.memory_bytes - copies_bytes)
-        if time.monotonic() >= self._count_s or self._may_exceed(known, room, machine):
+        if time.monotonic() >= self._count_s or self._may_exceed(found, room, machine):
             began_s = time.thread_time()
-            self._count(room, machine)
-            copies_bytes = copies_bytes or self._copies(found, machine)
+            self._count(found, room, machine)
             pause_s = (time.thread_time() - began_s) / _COUNT_SHARE
             self._count_s = time.monotonic() + min(pause_s, _MAX_COUNT_S)
-        grown_bytes = max(0, machine.anonymous_bytes - self._anonymous_bytes)
-        known_copies_bytes = copies_bytes or max(0, self._copies_bytes - grown_bytes)
-        most_bytes = limits.memory_bytes - self._held.queue_bytes
-        self.room_bytes = most_bytes - found.memory_bytes + known_copies_bytes
-        return self._broken(found.memory_bytes - copies_bytes)
+        grown_bytes = max(0, machine.anonymous_bytes - self._machine.anonymous_bytes)
+        own_bytes = min(found.memory_bytes, self._distinct_bytes + grown_bytes)
+        self.room_bytes = limits.memory_bytes - own_bytes - self._held.queue_bytes
+        return self._broken(found.memory_bytes)
 
     def _broken(self, memory_bytes: int) -> str:
         limits, held, used = self._limits, self._held, self._used
@@ -88,15 +81,6 @@ class Inspection:
     def close(self) -> None:
         """Let go of the processes, which are over."""
         self._surveyor.close()
-
-    def _copies(self, found: Survey, machine: Machine) -> int:
-        """Bytes by which memory that processes share counts more than once; 0: not worth a look."""
-        self._anonymous_bytes = machine.anonymous_bytes
-        most_bytes, own_bytes = self._limits.memory_bytes, found.memory_bytes
-        if found.num_processes > 1 and own_bytes <= _MOST_COPIES * most_bytes:
-            own_bytes = self._surveyor.distinct_bytes(most_bytes - self._held.queue_bytes)
-        self._copies_bytes = found.memory_bytes - own_bytes
-        return self._copies_bytes
 
     def _may_exceed(self, found: Survey, room: workspace.Room, machine: Machine) -> bool:
         limits = self._limits
@@ -122,10 +106,13 @@ class Inspection:
             and _most_in_pipes(self._surveyor.num_descriptors()) > room_bytes
         )
 
-    def _count(self, room: workspace.Room, machine: Machine) -> None:
+    def _count(self, found: Survey, room: workspace.Room, machine: Machine) -> None:
         self._room, self._machine = room, machine
         self._held = self._surveyor.holdings()
         self._used = workspace.measure(self._folder, self._limits.max_files)
+        self._distinct_bytes = found.memory_bytes
+        if found.num_processes > 1 and found.memory_bytes <= self._limits.memory_bytes:
+            self._distinct_bytes = self._surveyor.distinct_bytes()
 
 
 def _most_in_pipes(num_descriptors: int) -> int:

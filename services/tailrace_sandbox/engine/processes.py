@@ -142,20 +142,12 @@ class Surveyor:
         """Number of open descriptors of the processes of the last survey."""
         return sum(_num_descriptors(where, self._limits) for where, _, _ in self._holders.values())
 
-    def distinct_bytes(self, most_bytes: int) -> int:
+    def distinct_bytes(self) -> int:
         """Memory of the processes of the last survey and of those since; what they share counts once.
 
-        Takes 0.02 ms per MiB that the survey found. Repeated if processes that ended meanwhile may be
-        the reason for more than `most_bytes`.
+        A process that ends meanwhile counts, since it made shares of others smaller. Takes 0.02 ms per
+        MiB that the survey found.
         """
-        for _ in range(_MAX_ROUNDS):
-            held_bytes, has_lost = self._distinct()
-            if held_bytes <= most_bytes or not has_lost:
-                break
-        return held_bytes
-
-    def _distinct(self) -> tuple[int, bool]:
-        """The sum, and whether a process ended: it counts, since it made shares of others smaller."""
         shared: dict[int, int] = {}
         most = {pid: held_bytes for pid, (_, _, held_bytes) in self._holders.items()}
         for _ in range(_MAX_ROUNDS):
@@ -166,8 +158,7 @@ class Surveyor:
                 most[pid] = max(held_bytes, most.get(pid, 0))
             if most.keys() == shared.keys():
                 break
-        held_bytes = min(survey.memory_bytes, sum(most.values()) - sum(shared.values()))
-        return held_bytes, most.keys() != self._holders.keys()
+        return min(survey.memory_bytes, sum(most.values()) - sum(shared.values()))
 
     def holdings(self) -> Holdings:
         """Add up the processes of the last survey, or those until there are too many mappings.

@@ -139,16 +139,6 @@ def test_memory_is_counted_when_it_is_in(name: str, box: Box) -> None:
     assert box.python("print(1)").is_ok
 
 
-def test_memory_that_forked_processes_share_counts_once(box: Box) -> None:
-    code = (
-        "import os, time\nx = bytearray(b'x' * (20 << 20))\npids = []\nfor _ in range(10):\n"
-        "    pids.append(os.fork())\n    if pids[-1] == 0: time.sleep(0.5); os._exit(x[0] != 120)\n"
-        "print(sum(os.waitpid(pid, 0)[1] for pid in pids))"
-    )
-    outcome = box.python(code)
-    assert (outcome.stdout, outcome.reason) == ("0\n", ""), outcome
-
-
 def test_many_mappings_do_not_hide_what_a_call_takes(box: Box) -> None:
     bomb = (
         "import mmap, os, time\nfor _ in range(7):\n    if os.fork() == 0: break\nkept = []\n"
