@@ -1,10 +1,13 @@
 """Looks at everything that a call holds, at a cost that is small beside what the call does.
 
-Each look reads memory, threads and the number of descriptors. The objects behind the descriptors, the
-mappings and the files of the call are read one by one when the call could hold more than its limits by
-now, and as often as 0.4% of a core allows: at each look for a few processes, every 4 s at least. It
-could if the pipes that its user may have, and the sockets, kernel memory and disk blocks that are in
-more use on the machine since the last time, were all its own.
+Each look reads memory and threads. The objects behind the descriptors, the mappings and the files of
+the call are read one by one when the call could hold more than its limits by now, and as often as 0.4%
+of a core allows: at each look for a few processes, every 4 s at least. It could if the pipes that its
+user may have, and the sockets, kernel memory and disk blocks that are in more use on the machine since
+the last time, were all its own.
+
+Memory that forked processes share counts for each of them, since they can write to all of it between
+two looks. What they hold together is measured at each count, and tells only how far the limit is.
 """
 
 import itertools
@@ -20,7 +23,7 @@ _COUNT_SHARE, _MAX_COUNT_S = 0.004, 4.0  # of a core, for counts that nothing el
 _PAGE_BYTES = 4096
 _SMALL_PIPE_BYTES = 2 * _PAGE_BYTES  # of those of a user with too many
 _MAPPING_BYTES = 160  # of kernel memory, at least
-_SOCKETS, _KERNEL_KIB = b"sockets: used ", b"SUnreclaim:"
+_SOCKETS, _KERNEL_KIB, _ANONYMOUS_KIB = b"sockets: used ", b"SUnreclaim:", b"AnonPages:"
 
 
 class Machine(NamedTuple):
@@ -28,6 +31,7 @@ class Machine(NamedTuple):
 
     num_sockets: int
     kernel_bytes: int  # that it cannot reclaim, mappings among them
+    anonymous_bytes: int  # of memory not backed by files; pages that processes share count once
 
 
 class Inspection:
@@ -42,57 +46,73 @@ class Inspection:
         self._held = processes.Holdings(0, 0, 0, 0)
         self._used = workspace.Usage(0, 0)
         self._room = workspace.Room(0, 0)
-        self._machine = Machine(0, 0)
-        self.room_bytes = 0  # of memory, after the last look
+        self._machine = Machine(0, 0, 0)
+        self._distinct_bytes = 0  # of memory at the last count; what processes shared counts once
+        self.room_bytes = 0  # of memory, after the last look, as far as is known
 
     def look(self) -> str:
         """Name of the broken limit; empty: none. Raises `UninspectableError` and `OSError`."""
         limits = self._limits
+        # Before what they are compared with: growth during the look is found by the next one.
+        room, machine = workspace.room(self._folder), _machine()
         found = self._surveyor.survey()
         if found.num_processes > limits.max_processes:
             return "processes"
-        if time.monotonic() >= self._count_s or self._may_exceed(found):
-            self._count()
-        if self._held.num_mappings > limits.max_mappings:
+        if time.monotonic() >= self._count_s or self._may_exceed(found, room, machine):
+            began_s = time.thread_time()
+            self._count(found, room, machine)
+            pause_s = (time.thread_time() - began_s) / _COUNT_SHARE
+            self._count_s = time.monotonic() + min(pause_s, _MAX_COUNT_S)
+        grown_bytes = max(0, machine.anonymous_bytes - self._machine.anonymous_bytes)
+        own_bytes = min(found.memory_bytes, self._distinct_bytes + grown_bytes)
+        self.room_bytes = limits.memory_bytes - own_bytes - self._held.queue_bytes
+        return self._broken(found.memory_bytes)
+
+    def _broken(self, memory_bytes: int) -> str:
+        limits, held, used = self._limits, self._held, self._used
+        if held.num_mappings > limits.max_mappings:
             return "mappings"
-        self.room_bytes = limits.memory_bytes - found.memory_bytes - self._held.queue_bytes
-        if self.room_bytes < 0:
+        if memory_bytes + held.queue_bytes > limits.memory_bytes:
             return "memory"
-        if self._used.num_files > limits.max_files:
+        if used.num_files > limits.max_files:
             return "files"
-        if self._used.num_bytes + self._held.hidden_bytes > limits.disk_bytes:
-            return "disk"
-        return ""
+        return "disk" if used.num_bytes + held.hidden_bytes > limits.disk_bytes else ""
 
     def close(self) -> None:
         """Let go of the processes, which are over."""
         self._surveyor.close()
 
-    def _may_exceed(self, found: Survey) -> bool:
-        limits, room, machine = self._limits, workspace.room(self._folder), _machine()
-        num_sockets = self._held.num_sockets + max(0, machine.num_sockets - self._machine.num_sockets)
+    def _may_exceed(self, found: Survey, room: workspace.Room, machine: Machine) -> bool:
+        limits = self._limits
         kernel_bytes = machine.kernel_bytes - self._machine.kernel_bytes
-        queue_bytes = _most_in_pipes(found.num_descriptors) + num_sockets * SOCKET_BYTES
         num_bytes = (
             self._used.num_bytes + self._held.hidden_bytes + self._room.num_bytes - room.num_bytes
         )
         num_files = self._used.num_files + self._room.num_files - room.num_files
         return (
             not self._tells_room
-            or found.memory_bytes + queue_bytes > limits.memory_bytes
             or num_bytes > limits.disk_bytes
             or num_files > limits.max_files
             or self._held.num_mappings + kernel_bytes // _MAPPING_BYTES > limits.max_mappings
+            or self._may_exceed_memory(found, machine)
         )
 
-    def _count(self) -> None:
-        # Before what they are compared with: growth during the count is found by the next look.
-        began_s = time.thread_time()
-        self._room, self._machine = workspace.room(self._folder), _machine()
-        self._held = processes.holdings(os.getpid(), self._limits.max_mappings)
+    def _may_exceed_memory(self, found: Survey, machine: Machine) -> bool:
+        num_sockets = self._held.num_sockets + max(0, machine.num_sockets - self._machine.num_sockets)
+        room_bytes = self._limits.memory_bytes - found.memory_bytes - num_sockets * SOCKET_BYTES
+        most = found.num_processes * self._limits.max_open_files  # spares the look at each process
+        return (
+            _most_in_pipes(most) > room_bytes
+            and _most_in_pipes(self._surveyor.num_descriptors()) > room_bytes
+        )
+
+    def _count(self, found: Survey, room: workspace.Room, machine: Machine) -> None:
+        self._room, self._machine = room, machine
+        self._held = self._surveyor.holdings()
         self._used = workspace.measure(self._folder, self._limits.max_files)
-        pause_s = (time.thread_time() - began_s) / _COUNT_SHARE
-        self._count_s = time.monotonic() + min(pause_s, _MAX_COUNT_S)
+        self._distinct_bytes = found.memory_bytes
+        if found.num_processes > 1 and found.memory_bytes <= self._limits.memory_bytes:
+            self._distinct_bytes = self._surveyor.distinct_bytes()
 
 
 def _most_in_pipes(num_descriptors: int) -> int:
@@ -111,12 +131,17 @@ _PIPE_PAGES = _pipe_pages()
 
 def _machine() -> Machine:
     """Use of this machine and network now; endless where the kernel does not tell."""
-    sockets = processes.read("/proc/self/net/sockstat").partition(_SOCKETS)[2].split(None, 1)
-    kernel = processes.read("/proc/meminfo").partition(_KERNEL_KIB)[2].split(None, 1)
+    sockets, memory = processes.read("/proc/self/net/sockstat"), processes.read("/proc/meminfo")
     return Machine(
-        int(sockets[0]) if sockets else next(_ENDLESS),
-        1024 * int(kernel[0]) if kernel else next(_ENDLESS),
+        _number_after(_SOCKETS, sockets),
+        1024 * _number_after(_KERNEL_KIB, memory),
+        1024 * _number_after(_ANONYMOUS_KIB, memory),
     )
+
+
+def _number_after(name: bytes, text: bytes) -> int:
+    found = text.partition(name)[2].split(None, 1)
+    return int(found[0]) if found else next(_ENDLESS)
 
 
 _ENDLESS = itertools.count(1 << 40, 1 << 40)

@@ -19,7 +19,16 @@ from tailrace_sandbox.engine.workspace import BLOCK_BYTES, UninspectableError
 
 _REAP_TIMEOUT_S = 8.0
 _REAP_POLL_S = 0.002
-_STATUS = re.compile(rb"^(RssAnon|RssShmem|VmPTE|VmSwap|Threads):\s+(\d+)", re.MULTILINE)
+_HELD = re.compile(
+    rb"\nRssAnon:\s+(\d+) kB\nRssFile:\s+\d+ kB\nRssShmem:\s+(\d+) kB\n"
+    rb".*?\nVmPTE:\s+(\d+) kB\n.*?VmSwap:\s+(\d+) kB\n.*?\nThreads:\s+(\d+)",
+    re.DOTALL,
+)
+_THREADS = re.compile(rb"\nThreads:\s+(\d+)")
+_SHARES = re.compile(
+    rb"\nPss_Anon:\s+(\d+).*\nAnonymous:\s+(\d+).*\nSwap:\s+(\d+).*\nSwapPss:\s+(\d+)", re.DOTALL
+)
+_MAX_ROUNDS = 4  # of processes that come while shared memory is measured; later ones count whole
 _LONGEST_MAPPING = 160  # bytes of a line; more of them on average count as too many lines
 
 Key = tuple[int, int]  # device and inode of a file
@@ -34,7 +43,6 @@ class Survey(NamedTuple):
 
     num_processes: int  # threads count
     memory_bytes: int  # not backed by files
-    num_descriptors: int
 
 
 class Holdings(NamedTuple):
@@ -85,6 +93,8 @@ class Surveyor:
         self._pid = pid
         self._limits = limits
         self._kept: dict[int, tuple[int, int]] = {}  # by pid: status, children of the first thread
+        # Of the last survey, those that hold memory: entry that shows it, threads, bytes.
+        self._holders: dict[int, tuple[str, list[str], int]] = {}
 
     def survey(self) -> Survey:
         """Add up all descendants, or those found until there are too many.
@@ -92,29 +102,26 @@ class Surveyor:
         Stopping there keeps the look short while processes multiply. Raises `UninspectableError` if a
         process hides what it holds.
         """
-        num_processes = memory_bytes = num_descriptors = 0
-        waiting, last, self._kept = (
-            _children(self._pid, _list(f"/proc/{self._pid}/task")),
-            self._kept,
-            {},
-        )
+        num_processes = memory_bytes = 0
+        waiting = _children(self._pid, _list(f"/proc/{self._pid}/task"))
+        last, self._kept, self._holders = self._kept, {}, {}
         try:
             while waiting and num_processes <= self._limits.max_processes:
                 pid = waiting.pop()
-                status = self._status_of(pid, last)
-                threads, held_bytes, tasks, where = *_parsed(status), [str(pid)], f"/proc/{pid}"
+                threads, held_bytes = _parsed(self._status_of(pid, last))
+                where, tasks = f"/proc/{pid}", [str(pid)]
                 if threads > 1:
-                    tasks = _list(f"/proc/{pid}/task")
-                    where, threads, held_bytes = _alive(pid, tasks)
+                    tasks = _list(f"{where}/task")
+                    if not held_bytes:
+                        where, threads, held_bytes = _alive(pid, tasks)
                 waiting += self._children_of(pid, tasks)
                 if held_bytes:
                     num_processes += threads
                     memory_bytes += held_bytes
-                    with _visible(pid, tasks):
-                        num_descriptors += _num_descriptors(where, self._limits)
+                    self._holders[pid] = where, tasks, held_bytes
         finally:
             _close(last)
-        return Survey(num_processes, memory_bytes, num_descriptors)
+        return Survey(num_processes, memory_bytes)
 
     def _status_of(self, pid: int, last: dict[int, tuple[int, int]]) -> bytes:
         """Status of a process, empty if it has ended; its files stay open for the next time."""
@@ -128,7 +135,50 @@ class Surveyor:
 
     def _children_of(self, pid: int, tasks: list[str]) -> list[int]:
         first = _again(self._kept[pid][1]) if pid in self._kept else b""
-        return [*map(int, first.split()), *_children(pid, [one for one in tasks if one != str(pid)])]
+        others = _children(pid, [one for one in tasks if one != str(pid)]) if len(tasks) > 1 else []
+        return [*map(int, first.split()), *others]
+
+    def num_descriptors(self) -> int:
+        """Number of open descriptors of the processes of the last survey."""
+        return sum(_num_descriptors(where, self._limits) for where, _, _ in self._holders.values())
+
+    def distinct_bytes(self) -> int:
+        """Memory of the processes of the last survey and of those since; what they share counts once.
+
+        A process that ends meanwhile counts, since it made shares of others smaller. Takes 0.02 ms per
+        MiB that the survey found.
+        """
+        shared: dict[int, int] = {}
+        most = {pid: held_bytes for pid, (_, _, held_bytes) in self._holders.items()}
+        for _ in range(_MAX_ROUNDS):
+            fresh = most.keys() - shared.keys()
+            shared.update((pid, _shared(pid)) for pid in fresh)
+            survey = self.survey()
+            for pid, (_, _, held_bytes) in self._holders.items():
+                most[pid] = max(held_bytes, most.get(pid, 0))
+            if most.keys() == shared.keys():
+                break
+        return min(survey.memory_bytes, sum(most.values()) - sum(shared.values()))
+
+    def holdings(self) -> Holdings:
+        """Add up the processes of the last survey, or those until there are too many mappings.
+
+        Objects that several hold count once. Raises `UninspectableError`.
+        """
+        queues: dict[Key, int] = {}
+        hidden: dict[Key, int] = {}
+        num_others, most = 0, self._limits.max_mappings
+        for pid, (where, tasks, _) in self._holders.items():
+            with _visible(pid, tasks):
+                num_others += _open_files(where, queues, hidden)
+                most -= _mappings(where, most, hidden)
+            if most < 0:
+                break
+        num_sockets = sum(held == SOCKET_BYTES for held in queues.values())
+        queue_bytes = sum(queues.values()) + num_others * _OTHER_BYTES
+        return Holdings(
+            queue_bytes, num_sockets, sum(hidden.values()), self._limits.max_mappings - most
+        )
 
     def close(self) -> None:
         """Close what is open of processes."""
@@ -173,25 +223,16 @@ def _visible(pid: int, tasks: list[str]) -> Iterator[None]:
             raise UninspectableError("a process hides its open files") from error
 
 
-def holdings(pid: int, max_mappings: int) -> Holdings:
-    """Add up the descendants of `pid`, or those found until there are more than `max_mappings`.
-
-    Objects that several hold count once. Raises `UninspectableError`.
-    """
-    queues: dict[Key, int] = {}
-    hidden: dict[Key, int] = {}
-    num_others = num_mappings = 0
-    for descendant, tasks in descendants(pid):
-        where, threads, _ = _alive(descendant, tasks)
-        if threads:
-            with _visible(descendant, tasks):
-                num_others += _open_files(where, queues, hidden)
-                num_mappings += _mappings(where, max_mappings - num_mappings, hidden)
-        if num_mappings > max_mappings:
-            break
-    num_sockets = sum(held == SOCKET_BYTES for held in queues.values())
-    queue_bytes = sum(queues.values()) + num_others * _OTHER_BYTES
-    return Holdings(queue_bytes, num_sockets, sum(hidden.values()), num_mappings)
+def _shared(pid: int) -> int:
+    """Bytes of a process's memory less its share of them; 0 where the kernel does not tell."""
+    try:
+        found = _SHARES.search(read(f"/proc/{pid}/smaps_rollup"))
+    except PermissionError:  # another program, which shares nothing
+        return 0
+    if found is None:
+        return 0
+    share, anonymous, swap, swap_share = map(int, found.groups())
+    return 1024 * (anonymous - share + swap - swap_share)
 
 
 def _num_descriptors(where: str, limits: Limits) -> int:
@@ -217,30 +258,24 @@ def _alive(pid: int, tasks: list[str]) -> tuple[str, int, int]:
     A process whose first thread ended shows them at another thread only. Zeros when it has ended or is
     about to.
     """
-    threads, held_bytes = _status(f"/proc/{pid}")
+    threads, held_bytes = _parsed(read(f"/proc/{pid}/status"))
     if held_bytes or threads == 0:
         return f"/proc/{pid}", threads if held_bytes else 0, held_bytes
     for task in tasks:
         where = f"/proc/{pid}/task/{task}"
-        threads, held_bytes = _status(where)
+        threads, held_bytes = _parsed(read(f"{where}/status"))
         if held_bytes:
             return where, threads, held_bytes
     return "", 0, 0
 
 
-def _status(where: str) -> tuple[int, int]:
-    """Threads, and bytes of memory; zero bytes when it has ended or is about to."""
-    return _parsed(read(f"{where}/status"))
-
-
 def _parsed(status: bytes) -> tuple[int, int]:
-    threads = held_kib = 0
-    for name, value in _STATUS.findall(status):
-        if name == b"Threads":
-            threads = int(value)
-        else:
-            held_kib += int(value)
-    return threads, held_kib * 1024
+    """Threads, and bytes of memory; zero bytes when it has ended or is about to."""
+    if found := _HELD.search(status):
+        anonymous, shared, tables, swap, threads = found.groups()
+        return int(threads), 1024 * (int(anonymous) + int(shared) + int(tables) + int(swap))
+    threads_alone = _THREADS.search(status)
+    return int(threads_alone[1]) if threads_alone else 0, 0
 
 
 def _open_files(where: str, queues: dict[Key, int], hidden: dict[Key, int]) -> int:

@@ -138,6 +138,8 @@ HOGS = {
     "files that come and go": "import os, time\nend = time.time() + 1\nwhile time.time() < end:\n    for n in range(9): open(f'f{n}', 'wb').write(bytes(1 << 19))\n    for n in range(9): os.unlink(f'f{n}')",
     "pipes with names": "import os, time\nkept = []\nfor n in range(40):\n    os.mkfifo(f'p{n}'); fd = os.open(f'p{n}', os.O_RDWR | os.O_NONBLOCK); kept.append(fd)\n    try:\n        while True: os.write(fd, bytes(4096))\n    except OSError: pass\ntime.sleep(0.3)",
     "sockets that come and go": _FORKS + "end = time.time() + 0.8\nwhile time.time() < end:\n    kept = [socket.socketpair() for _ in range(15)]\n    for a, b in kept:\n        a.setblocking(False)\n        try:\n            while True: a.send(bytes(1 << 16))\n        except OSError: pass",
+    "pages that stop to be shared": "import os, time\nx = bytearray(b'x' * (20 << 20))\nfor _ in range(9):\n    if os.fork() == 0: break\ntime.sleep(0.3)\nfor i in range(0, len(x), 4096): x[i] = 1\ntime.sleep(9)",
+    "sharers that come and go": "import os, time\nfor _ in range(4):\n    if os.fork() == 0: break\nx = bytearray(b'x' * (30 << 20))\nend = time.time() + 0.6\nwhile time.time() < end:\n    if os.fork() == 0: os._exit(0)\n    os.wait()",
     "a program that nobody may read": "import os, shutil\nshutil.copy('/bin/sleep', 's'); os.chmod('s', 0o111)\nos.execv('./s', ['s', '9'])",
     "mappings of many processes": _FORKS + "import mmap\nkept = []\nfor n in range(5000): kept.append(mmap.mmap(-1, 4096, flags=0x22, prot=1 + n % 2))\ntime.sleep(9)",
 }  # fmt: skip

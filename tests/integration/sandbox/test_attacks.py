@@ -120,6 +120,10 @@ GREEDY = {
         "    try:\n        while True: os.write(w, bytes(4096))\n    except OSError: pass\n"
         "x = bytearray(9 << 20)\ntime.sleep(9)"
     ),
+    "pages that processes shared until they wrote to them": (
+        "import os, time\nx = bytearray(b'x' * (20 << 20))\nfor _ in range(9):\n    if os.fork() == 0: break\n"
+        "time.sleep(0.5)\nfor i in range(0, len(x), 4096): x[i] = 1\ntime.sleep(9)"
+    ),
     "memory behind a first thread that ended": calling(
         "import os, threading, time\ndef hold():\n    time.sleep(0.2)\n"
         "    x = bytearray((70 if os.fork() else 40) << 20)\n"
