@@ -73,7 +73,9 @@ async def full_volume(run: WeightRun) -> None:
 
 
 async def full_memory(run: WeightRun) -> None:
-    """The learner offers a version until there is room for it, and is told what is missing."""
+    """Without a dropped version to write over, the learner offers a version until there is room for it,
+    and is told what is missing.
+    """
     before, num_told = run.newest, run.weight_sync.log.count(NO_MEMORY)
     ballast = Path(f"/proc/{run.weight_sync.running.pid}/root/dev/shm/ballast")
     fill(ballast)
@@ -87,10 +89,33 @@ async def full_memory(run: WeightRun) -> None:
     await run.all_on_newest()
 
 
+async def reused_memory(run: WeightRun) -> None:
+    """A version is written over a dropped one: it needs no room."""
+    ballast = Path(f"/proc/{run.weight_sync.running.pid}/root/dev/shm/ballast")
+    fill(ballast)
+    await run.publish()
+    await run.all_on_newest()
+    await run.still_generates()
+    ballast.unlink()
+
+
+async def test_full_memory_delays_a_version_only_until_one_is_dropped(
+    run: WeightRun, outbox: Outbox
+) -> None:
+    async with run.called():
+        await full_memory(run)
+        await run.publish()
+        await run.all_on_newest()  # the first version is dropped for this one
+        for _ in range(ROUNDS // 2):
+            await reused_memory(run)
+    assert all(process.running.poll() is None for process in run.processes)
+    await audited(run, outbox)
+
+
 async def test_full_disks_delay_versions_and_end_nothing(run: WeightRun, outbox: Outbox) -> None:
     async with run.called():
-        for number in range(ROUNDS):
-            await (full_memory if number % 2 else full_volume)(run)
+        for _ in range(ROUNDS // 2):
+            await full_volume(run)
             await run.still_generates()
     assert NO_SNAPSHOT in run.weight_sync.log  # in the first round no older file made room
     assert all(process.running.poll() is None for process in run.processes)
