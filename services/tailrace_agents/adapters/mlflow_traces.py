@@ -15,9 +15,12 @@ import msgspec
 
 from tailrace.config import ConfigError, RunConfig
 from tailrace.import_path import load_extra
+from tailrace.log import get_logger
 from tailrace.tracing import FinishedSpan, Sink
 from tailrace.tracing.background import BackgroundQueue
 from tailrace_protos.chat import ChatMessage
+
+log = get_logger(__name__)
 
 _CLOSE_S = 8.0
 _MAX_OPEN = 1000  # episodes in play; of further ones the oldest loses its turns
@@ -40,6 +43,7 @@ class EpisodeTraces:
         self._open: dict[str, list[FinishedSpan]] = {}
         self._pause_s = 60.0 / run.tracing.mlflow_per_minute
         self._earliest_s = 0.0  # monotonic, of the next trace
+        self._told = False  # that some are left out
         errors = (self._exceptions.MlflowException, OSError)
         if run.tracing.mlflow.startswith("sqlite:"):
             self._make_database(errors)
@@ -63,7 +67,13 @@ class EpisodeTraces:
             if self._is_due():
                 self._queue.put([span, *spans])
             else:
-                self._queue.drop()
+                self._leave_out()
+
+    def _leave_out(self) -> None:
+        self._queue.drop()
+        if not self._told:
+            self._told = True
+            log.info("traces left out", remedy="raise tracing.mlflow_per_minute to have more")
 
     def _is_due(self) -> bool:
         """Tell whether another trace may be written; a few at once may, if there were none before."""

@@ -243,7 +243,10 @@ class RunHealth:
         self._looked_at(has_failed, unix_s)
 
     def _is_late(self, outcomes: Set[Outcome], body: GroupClosed) -> bool:
-        """Late groups end a run that has not begun; later, an outage of a server makes many at once."""
+        """Tell whether no member was in time before the first step.
+
+        Later ones do not count: an outage of a server makes many at once.
+        """
         return bool(outcomes) and not self._num_steps and not body.num_valid
 
     def _looked_at(self, has_failed: bool, unix_s: float) -> None:

@@ -126,7 +126,9 @@ def test_turns_and_tool_calls_are_spans_with_tokens_and_results(traces: list[dic
 
 def test_traces_beyond_those_of_a_minute_are_left_out_and_counted(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    sent, dropped = map(int, run(MANY, uri).splitlines()[-2:])
+    shown = run(MANY, uri)
+    assert shown.count("raise tracing.mlflow_per_minute") == 1  # told once
+    sent, dropped = map(int, shown.splitlines()[-2:])
     assert 1 <= sent <= 9  # a few at once
     assert sent + dropped == 40
     assert len(json.loads(run(READ, uri).splitlines()[-1])) == sent
