@@ -50,6 +50,7 @@ class ServerStatus(Message, frozen=True, tag="server_status"):
     num_preemptions: Count = 0
     num_recomputed_tokens: Count = 0  # after an eviction or preemption, not after a weight update
     releases_prefixes: bool = False  # it forgets the contexts of ended episodes when it is told
+    num_read_tokens: Count = 0  # KV tokens of the rows of a step, summed over steps; 0: not counted
 
 
 def source_of(server_id: str, incarnation: str) -> str:

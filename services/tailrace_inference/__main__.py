@@ -158,6 +158,7 @@ class _Process:
             host_capacity_tokens=stats.host_capacity_tokens,
             num_steps=stats.num_steps,
             step_s=stats.step_s,
+            num_read_tokens=stats.num_read_tokens,
             num_generated_tokens=stats.num_generated_tokens,
             num_computed_tokens=stats.num_computed_tokens,
             num_preemptions=stats.num_preemptions,

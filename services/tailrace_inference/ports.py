@@ -45,6 +45,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int
     num_steps: int = 0
     step_s: float = 0.0  # seconds in steps
+    num_read_tokens: int = 0  # in the cache for the rows of a step, summed over steps
     cached_tokens: int = 0  # in blocks of kept prefixes
     num_computed_tokens: int = 0  # forward tokens of any kind
     num_generated_tokens: int = 0

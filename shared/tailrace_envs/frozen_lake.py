@@ -103,11 +103,13 @@ class FrozenLakeText(TextGame):
         )
         self._lake: Any = None  # a FrozenLakeEnv, whose methods carry no annotations
         self._map: FrozenLakeMap = ()
+        self._text = ""  # of the map without the agent
 
     def begin(self, seed: int) -> str:
         """See `TextGame`."""
         config = self.config
         self._map = map_for_seed(config.size, config.p, config.split, seed)
+        self._text = "\n".join(self._map) + "\n"
         self._lake = copy.copy(lake_on(self._map, config.is_slippery))
         self._lake.reset(seed=seed)
         return self.instructions() + self.grid()
@@ -137,11 +139,12 @@ class FrozenLakeText(TextGame):
     def grid(self) -> str:
         """Map with the agent, or its part around the agent, one line per row."""
         row, column = divmod(self.position, self.config.size)
-        lines = list(self._map)
-        lines[row] = f"{lines[row][:column]}P{lines[row][column + 1 :]}"
+        cell = self.position + row  # each row has an end of line
+        text = f"{self._text[:cell]}P{self._text[cell + 1 :]}"
         radius = self.config.view_radius
-        shown = cells_around(lines, row, column, radius, OUTSIDE) if radius else lines
-        return "\n".join(shown) + "\n"
+        if not radius:
+            return text
+        return "\n".join(cells_around(text.splitlines(), row, column, radius, OUTSIDE)) + "\n"
 
     def render(self) -> NDArray[np.uint8]:
         """Draws the lake with numpy alone, [rows * TILE, columns * TILE, 3]."""

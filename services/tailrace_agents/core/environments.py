@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 SUCCESS = "success"
 _NUMBER = (int, float)  # `bool` is an `int`
+_IN_RESET, _IN_STEP = foreign_code("env.reset"), foreign_code("env.step")
 
 
 class Beginning(NamedTuple):
@@ -95,12 +96,12 @@ class EnvHandle:
             self._stages.num_in_tools -= 1
 
     def _reset(self, seed: int) -> Beginning:
-        with foreign_code("env.reset"):
+        with _IN_RESET:
             observation, info = self.env.reset(seed=seed)
             return Beginning(_text(observation), _opening(observation, info))
 
     def _step(self, reply: str) -> StepResult:
-        with foreign_code("env.step"):
+        with _IN_STEP:
             observation, reward, terminated, truncated, info = self.env.step(reply)
             if not math.isfinite(reward):
                 raise ValueError(f"rewards must be finite, found {reward}")

@@ -1,8 +1,10 @@
 """Costs of a real engine, fitted to the reports that its servers made in a run (`engines.jsonl`).
 
-Between two reports of a server the seconds in steps are a sum over its work, as in `EngineModel`:
-`a_s * steps + c_s * sampled + d_s * (KV read by the steps) + e_s * prefilled`. The KV is the mean of
-both reports. Costs are positive; the fit makes the sum of squared *relative* errors least.
+Between two reports of a server the seconds with open calls are a sum over its work, as in
+`EngineModel`: `a_s * steps + c_s * sampled + d_s * (KV read by the steps) + e_s * prefilled`. So what
+a server does for calls and replies between its steps is a part of their costs. An engine that does not
+count the KV that it reads (sglang) had the mean of both reports in each step. Costs are positive; the
+fit makes the sum of squared *relative* errors least.
 """
 
 import statistics
@@ -26,7 +28,7 @@ class Interval(NamedTuple):
     """Work of a server between two of its reports."""
 
     work: tuple[float, float, float, float]  # steps, sampled tokens, KV tokens read, prefilled tokens
-    step_s: float
+    busy_s: float
 
 
 class Calibration(NamedTuple):
@@ -62,10 +64,12 @@ def intervals_of(reports: Iterable[ServerStatus]) -> Iterator[Interval]:
         steps = now.num_steps - before.num_steps
         sampled = now.num_generated_tokens - before.num_generated_tokens
         computed = now.num_computed_tokens - before.num_computed_tokens
-        step_s = now.step_s - before.step_s
-        if steps > 0 and step_s > 0:
-            read = steps * (before.used_tokens + now.used_tokens) / 2
-            yield Interval((steps, sampled, read, max(computed - sampled, 0)), step_s)
+        busy_s = now.busy_s - before.busy_s
+        if steps > 0 and busy_s > 0:
+            read: float = now.num_read_tokens - before.num_read_tokens
+            if not now.num_read_tokens:
+                read = steps * (before.used_tokens + now.used_tokens) / 2
+            yield Interval((steps, sampled, read, max(computed - sampled, 0)), busy_s)
 
 
 def fit(reports: list[ServerStatus]) -> Calibration:
@@ -76,7 +80,7 @@ def fit(reports: list[ServerStatus]) -> Calibration:
             f"{len(intervals)} pairs of reports with steps between them, {MIN_INTERVALS} are needed: "
             "take a longer run, on an engine that counts its steps (torch, vllm, sglang)"
         )
-    measured = np.array([interval.step_s for interval in intervals])
+    measured = np.array([interval.busy_s for interval in intervals])
     work = np.array([interval.work for interval in intervals]) / measured[:, None]  # [intervals, 4]
     costs = _not_negative(work)
     errors = np.abs(work @ costs - 1)

@@ -108,7 +108,7 @@ class SchedulerStats(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types
     def __init__(self) -> None:
         self.num_running = self.num_steps = self.num_preemptions = 0
         self.num_drafted = self.num_accepted = 0
-        self.usage = self.step_s = self.preempted_usage = 0.0
+        self.usage = self.step_s = self.preempted_usage = self.read_usage = 0.0
         self._last_s = 0.0
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:
@@ -120,6 +120,7 @@ class SchedulerStats(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types
             self.num_steps, self._last_s = self.num_steps + 1, now_s
             self.num_running = scheduler_stats.num_running_reqs
             self.usage = scheduler_stats.kv_cache_usage
+            self.read_usage += self.usage
             if (speculated := scheduler_stats.spec_decoding_stats) is not None:
                 self.num_drafted += speculated.num_draft_tokens
                 self.num_accepted += speculated.num_accepted_tokens

@@ -360,15 +360,15 @@ class VllmEngine(StagedEngine):
     def stats(self) -> EngineStats:
         """See `Engine`."""
         counts, seen, num_open = self._counts, self._stats, len(self._calls)
-        num_running = min(seen.num_running, num_open)
         return EngineStats(
             policy_version=self._policy_version,
             capacity_tokens=self._capacity_tokens,
             used_tokens=int(seen.usage * self._capacity_tokens) if num_open else 0,
-            num_running=num_running,
-            num_waiting=num_open - num_running,
+            num_running=min(seen.num_running, num_open),
+            num_waiting=max(num_open - seen.num_running, 0),
             num_steps=seen.num_steps,
             step_s=seen.step_s,
+            num_read_tokens=int(seen.read_usage * self._capacity_tokens),
             num_generated_tokens=counts.generated,
             num_prompt_tokens=counts.prompt,
             num_prefix_hit_tokens=counts.prefix_hit,

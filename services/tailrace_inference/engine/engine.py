@@ -36,6 +36,7 @@ class TorchEngine(SteppedBase):
         super().__init__(model.model, model.device, model.vocab_size, config, tokenizer)
         self._model = model
         self._num_steps = self._num_computed = self._num_recomputed = self._num_stale = 0
+        self._num_read = 0
         self._lay_out()
 
     def _lay_out(self) -> None:
@@ -176,6 +177,7 @@ class TorchEngine(SteppedBase):
         end = plan.start + plan.take
         self._num_steps += 1
         self._num_computed += len(plan.positions)
+        self._num_read += int(end.sum())
         self._num_recomputed += int(np.maximum(np.minimum(end, batch.seen[rows]) - plan.start, 0).sum())
         batch.seen[rows] = np.maximum(batch.seen[rows], end)
 
@@ -192,6 +194,7 @@ class TorchEngine(SteppedBase):
             num_running=len(self._batch),
             num_waiting=self.num_waiting,
             num_steps=self._num_steps,
+            num_read_tokens=self._num_read,
             num_computed_tokens=self._num_computed,
             num_generated_tokens=emitter.num_generated,
             num_prompt_tokens=residency.num_prompt_tokens,

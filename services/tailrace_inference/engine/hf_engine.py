@@ -49,6 +49,7 @@ class HfEngine(SteppedBase):
         self._waves: list[_Wave] = []
         self._num_reserved = 0
         self._num_steps = self._num_prompt = self._num_computed = self._num_recomputed = 0
+        self._num_read = 0
 
     def _on_new_weights(self, policy_version: int) -> None:
         self._forget_computed()
@@ -86,6 +87,7 @@ class HfEngine(SteppedBase):
     @torch.inference_mode()
     def _advance(self, wave: _Wave) -> None:
         """Samples one token for each row of a wave."""
+        self._num_read += int(self._batch.length[wave.rows].sum())
         logits = self._decode(wave) if wave.cache is not None else self._prefill(wave)
         self._sampler.take(wave.rows, logits, self.policy_version)
 
@@ -154,6 +156,7 @@ class HfEngine(SteppedBase):
             num_running=len(self._batch),
             num_waiting=self.num_waiting,
             num_steps=self._num_steps,
+            num_read_tokens=self._num_read,
             num_computed_tokens=self._num_computed,
             num_generated_tokens=self._emitter.num_generated,
             num_prompt_tokens=self._num_prompt,

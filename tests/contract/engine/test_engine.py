@@ -16,6 +16,7 @@ from tailrace_inference.ports import WeightMismatchError
 from tailrace_protos.base import as_float32, as_int32
 from tailrace_protos.generation import CallErrorCode, FinishReason
 from tests.contract.engine.harness import (
+    ENGINE,
     ENGINE_ARGS,
     EOS,
     MAX_LEN,
@@ -376,3 +377,9 @@ async def test_stats_count_calls_tokens_and_steps(bench: Bench) -> None:
     assert after.num_finished - before.num_finished == 8
     assert after.num_steps > before.num_steps
     assert after.step_s > before.step_s
+    num_read = after.num_read_tokens - before.num_read_tokens
+    if ENGINE == "sglang":
+        assert not num_read, "it does not tell them"
+    elif "speculative_config" not in ENGINE_ARGS:  # steps that make many tokens read less
+        least = 8 * sum(range(1, 100))
+        assert least <= num_read <= 1.5 * least, "vllm counts whole blocks"

@@ -27,20 +27,23 @@ FIRST = ServerStatus(
 )  # fmt: skip
 
 
-def reports(count: int, seed: int = 1, noise: float = 0.0) -> Iterator[ServerStatus]:
+def reports(
+    count: int, seed: int = 1, noise: float = 0.0, counts_reads: bool = True
+) -> Iterator[ServerStatus]:
     """Reports of a server with the true costs, whose load changes from one to the next."""
     draw, now = random.Random(seed), FIRST
     yield now
     for _ in range(count):
         steps, batch, prefilled = draw.randint(100, 900), draw.randint(1, 64), draw.randint(0, 40_000)
         used = draw.randint(1000, TRUE.kv_tokens)
-        mean_kv = (now.used_tokens + used) / 2
-        step_s = steps * TRUE.step_s(batch, mean_kv) + prefilled * TRUE.e_s
+        mean_kv = draw.randint(1000, TRUE.kv_tokens) if counts_reads else (now.used_tokens + used) / 2
+        busy_s = steps * TRUE.step_s(batch, mean_kv) + prefilled * TRUE.e_s
         now = msgspec.structs.replace(
             now,
             heartbeat_unix_s=now.heartbeat_unix_s + 5,
             num_steps=now.num_steps + steps,
-            step_s=now.step_s + step_s * draw.uniform(1 - noise, 1 + noise),
+            num_read_tokens=now.num_read_tokens + steps * mean_kv if counts_reads else 0,
+            busy_s=now.busy_s + busy_s * draw.uniform(1 - noise, 1 + noise),
             num_generated_tokens=now.num_generated_tokens + steps * batch,
             num_computed_tokens=now.num_computed_tokens + steps * batch + prefilled,
             used_tokens=used,
@@ -48,9 +51,12 @@ def reports(count: int, seed: int = 1, noise: float = 0.0) -> Iterator[ServerSta
         yield now
 
 
+@pytest.mark.parametrize("counts_reads", [True, False])
 @pytest.mark.parametrize(("noise", "tolerance"), [(0.0, 1e-6), (0.1, 0.15)])
-def test_the_costs_that_made_the_reports_are_found(noise: float, tolerance: float) -> None:
-    found = fit(list(reports(200, noise=noise)))
+def test_the_costs_that_made_the_reports_are_found(
+    noise: float, tolerance: float, counts_reads: bool
+) -> None:
+    found = fit(list(reports(200, noise=noise, counts_reads=counts_reads)))
     for name in COSTS:
         assert found.costs[name] == pytest.approx(getattr(TRUE, name), rel=tolerance)
     assert found.median_error <= noise + 1e-6
@@ -66,7 +72,7 @@ def test_work_of_two_starts_of_a_server_is_not_mixed() -> None:
 
 
 def test_a_cost_that_the_run_does_not_show_is_nearly_nothing_and_never_negative() -> None:
-    flat = [msgspec.structs.replace(one, used_tokens=0) for one in reports(100)]
+    flat = [msgspec.structs.replace(one, num_read_tokens=0, used_tokens=0) for one in reports(100)]
     assert min(fit(flat).costs[name] for name in COSTS) > 0
 
 
