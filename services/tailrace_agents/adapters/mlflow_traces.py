@@ -2,8 +2,8 @@
 
 A trace has the spans of this process: of a workflow, whose turns the gateway makes, the episode alone.
 Finished traces go to MLflow's store whole: its functions that start and end spans write each span in
-transactions of its own, which takes four times as long, and send the spans elsewhere if an OTLP receiver
-is in the environment. MLflow holds the interpreter while it writes, so traces are few:
+transactions of its own, which takes three times as long, and send the spans elsewhere if an OTLP
+receiver is in the environment. MLflow holds the interpreter while it writes, so traces are few:
 `tracing.mlflow_per_minute`.
 """
 
@@ -127,8 +127,10 @@ class EpisodeTraces:
         made = [self._span(root, _TYPES["play"], known | {_USAGE: _usage(known)}, given, outputs)]
         turns = [span for span in spans if span.name == "turn"]
         texts = dict(zip(map(id, turns), replies, strict=False)) if len(turns) == len(replies) else {}
-        for span in sorted(spans, key=lambda each: each.start_ns):
-            made.append(self._child(span, conversation, texts.get(id(span))))
+        made += (
+            self._child(span, conversation, texts.get(id(span)))
+            for span in sorted(spans, key=lambda each: each.start_ns)
+        )
         self._store.log_spans(self._experiment_id, made)
         self._store.start_trace(self._info(play, messages, first))
 

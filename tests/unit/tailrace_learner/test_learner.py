@@ -342,7 +342,7 @@ async def test_a_stop_saves_the_steps_that_are_done_though_redis_is_gone() -> No
 
 
 class StuckWorld(FakeWorld):
-    """weight_sync and NATS are gone: no publication ends. With `is_redis_gone` no event is taken, too."""
+    """weight_sync and NATS are gone: no publication ends. `is_redis_gone`: no event is taken."""
 
     def __init__(self, *, is_redis_gone: bool = False) -> None:
         super().__init__()
@@ -382,7 +382,9 @@ async def test_a_stop_saves_the_steps_that_are_done_though_no_publication_ends(
     world = StuckWorld()
     await stopped_while_stuck(world, num_groups)
     assert [state.step for state in world.saved] == done[-1:]
-    assert [(event.step, event.policy_version) for event in steps(world)] == [(step, -1) for step in done]
+    assert [(event.step, event.policy_version) for event in steps(world)] == [
+        (step, -1) for step in done
+    ]
     assert world.saved[0].untold_steps == ()
 
 

@@ -139,9 +139,7 @@ class Progress:
             finished_unix_s=now,
             metrics=numbers,
         )
-        self.state = msgspec.structs.replace(
-            self.state, untold_steps=(*self.state.untold_steps, event)
-        )
+        self.state = msgspec.structs.replace(self.state, untold_steps=(*self.state.untold_steps, event))
         return event
 
     def told(self, event: StepFinished) -> None:
