@@ -131,8 +131,8 @@ class EpisodeTraces:
             self._child(span, conversation, texts.get(id(span)))
             for span in sorted(spans, key=lambda each: each.start_ns)
         )
-        self._store.log_spans(self._experiment_id, made)
         self._store.start_trace(self._info(play, messages, first))
+        self._store.log_spans(self._experiment_id, made)
 
     def _info(self, play: FinishedSpan, messages: Sequence[ChatMessage], first: int) -> Any:
         """Entry of the list of traces; `first`: place of the first reply."""

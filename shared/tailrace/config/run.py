@@ -48,7 +48,7 @@ class TracingArgs(Config, frozen=True, kw_only=True):
     `OTEL_EXPORTER_OTLP_HEADERS`. Needs the extra `otel`."""
 
     mlflow: str = ""
-    """Tracking URI of MLflow, such as `sqlite:///mlflow.db` or `http://mlflow:5000` (3.5 or later, with
+    """Tracking URI of MLflow, such as `sqlite:///mlflow.db` or `http://mlflow:5000` (3.6 or later, with
     a database). Every sampled episode becomes a trace of the experiment `exp_name`, with its messages,
     tool calls, token counts and rewards. Empty: none. Needs the extra `mlflow`."""
 
