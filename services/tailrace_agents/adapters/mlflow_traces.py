@@ -2,8 +2,8 @@
 
 A trace has the spans of this process: of a workflow, whose turns the gateway makes, the episode alone.
 Finished traces go to MLflow's store whole: its functions that start and end spans write each span in
-transactions of its own, which takes three times as long or more, and send the spans elsewhere if an OTLP
-receiver is in the environment. MLflow holds the interpreter while it writes, so traces are few:
+transactions of its own, which takes three times as long or more, and send the spans elsewhere if an
+OTLP receiver is in the environment. MLflow holds the interpreter while it writes, so traces are few:
 `tracing.mlflow_per_minute`.
 """
 
