@@ -7,13 +7,15 @@ the other one of these kinds; the order of starts turns from round to round:
 
 - `off`: the same again, which shows how exact the comparison is;
 - `on`: spans of 1% of the episodes (the default) to an OTLP receiver and to MLflow (sqlite), with their
-  messages, and every process's metrics read every 5 s (as `docs/observe.md` has it);
+  messages, and every process's metrics read every 5 s of its time (as `docs/observe.md` has it);
 - `refused`: the same settings; nothing listens at the receivers' addresses;
 - `hanging`: the same settings; the receivers take the connection and answer nothing.
 
-The weights hardly change, so that all runs play alike. Over the slices of each run: turns of its
-episodes a second, and processor time of all its processes per turn. The receiver's time is not the
-run's, but it takes the same two cores.
+The weights hardly change, so that all runs play alike. Spans are sent, and traces written to MLflow,
+by the clock, which goes on while a run is stopped: per turn they cost here up to twice as much as in a
+run that is never stopped. `bench_traces` has the cost of an episode. Over the slices of each run: turns
+of its episodes a second, and processor time of all its processes per turn. The receiver's time is not
+the run's, but it takes the same two cores.
 Measured pairs are kept in `runs/bench_observe/measured.jsonl`: delete it to begin anew.
 """
 
@@ -50,7 +52,8 @@ KINDS = ("off", "on", "refused", "hanging")
 SAMPLE_RATE = 0.01
 WARM_STEPS, NUM_SLICES, SLICE_S = 10, 40, 1.0
 MAX_COST, MAX_COST_OF_FAILURES = 0.03, 0.005  # the latter is 0% in whole percents
-_READ_EACH_S = 5.0
+_READ_EACH_S = 10.0  # of which a run has the half
+_READ_WITHIN_S = 5.0  # a process that is stopped answers in its next slice
 _MEASURED = ROOT / "runs" / "bench_observe" / "measured.jsonl"
 
 
@@ -155,7 +158,8 @@ def _read_metrics(run_dir: Path, stop: threading.Event) -> None:
         for file in (run_dir / "state" / "metrics").glob("*.json"):
             with suppress(OSError, ValueError):  # a process that starts or ends
                 for target in json.loads(file.read_text())[0]["targets"]:
-                    with urllib.request.urlopen(f"http://{target}/metrics", timeout=1) as reply:
+                    url = f"http://{target}/metrics"
+                    with urllib.request.urlopen(url, timeout=_READ_WITHIN_S) as reply:
                         reply.read()
 
 

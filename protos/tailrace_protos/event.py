@@ -107,7 +107,7 @@ class StepFinished(msgspec.Struct, frozen=True, tag="step_finished"):
 
     lineage: str
     step: int
-    policy_version: int  # version that the step produced
+    policy_version: int  # version that the step produced; -1: the learner was stopped before that
     group_ids: tuple[str, ...]
     num_dropped_groups: int
     started_unix_s: float  # first backward of the step

@@ -45,7 +45,7 @@ from tailrace_learner.adapters.user_functions import demonstrations
 from tailrace_learner.config import LearnerConfig, WarmStart, check_with_run
 from tailrace_learner.core.batch.group_returns import limits_of
 from tailrace_learner.core.step.optimizer import try_optimizer
-from tailrace_learner.core.step.progress import saved_event
+from tailrace_learner.core.step.progress import name_of, saved_event
 from tailrace_learner.core.step.run_state import (
     Origin,
     RunState,
@@ -100,6 +100,7 @@ class _Process:
         state = learner.state
         if checkpoint is not None:
             leftovers = checkpoint.state
+            await self.tell_untold(checkpoint)
             await self.buffer.commit_checkpoint(
                 leftovers.entry_ids, saved_event(leftovers, str(checkpoint.path))
             )
@@ -120,6 +121,12 @@ class _Process:
         )
         service.on_stop(learner.stop)
         service.loop("steps", learner.run_forever)
+
+    async def tell_untold(self, checkpoint: Checkpoint) -> None:
+        """Emit what the learner that saved could not tell; another run's steps are not this one's."""
+        if checkpoint.path.parent == self.folder.root.absolute():
+            for finished in checkpoint.state.untold_steps:
+                await self.outbox.emit(SERVICE, finished, once=name_of(finished))
 
     async def first_turn(self) -> DeviceTurn | None:
         """Takes the device before servers get theirs; None if it is not shared."""

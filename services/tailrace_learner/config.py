@@ -125,7 +125,8 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
 
     drain_s: float = 20.0
     """Seconds after SIGTERM or Ctrl-C to end the computation in progress and to save a checkpoint. Then
-    the process ends without one."""
+    the process ends without one. A publication of weights has a tenth of it; servers get the version of
+    the next learner otherwise."""
 
     checkpoint_url: str = ""
     """URL of an object store (`s3://bucket/runs`) that gets a copy of every checkpoint, in

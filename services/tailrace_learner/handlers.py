@@ -4,11 +4,14 @@ Order of a step: take groups and compute them as they come; change the weights; 
 while this one's weights are published; emit `StepFinished` after the publication. A checkpoint waits
 for the publication of its step, is copied between two passes and written while training goes on; the
 buffer releases its groups once it is durable. A stop, or an end of training before `max_steps`, leaves
-an unfinished step and saves a checkpoint. A failure ends the process: the next one resumes from there.
+an unfinished step and saves a checkpoint. A stop gives publication and `StepFinished` up if they take
+long: events that were not told are in the checkpoint, and the next learner tells them. A failure ends
+the process: the next one resumes from there.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -33,7 +36,7 @@ from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.group_returns import NO_LIMITS, RowLimits
 from tailrace_learner.core.batch.row_builder import TrainingRowBuilder
 from tailrace_learner.core.batch.rows import PreparedGroup
-from tailrace_learner.core.step.progress import Progress, Timing, saved_event
+from tailrace_learner.core.step.progress import Progress, Timing, name_of, saved_event
 from tailrace_learner.core.step.run_state import RunState
 from tailrace_learner.ports import (
     OWN_DEVICE,
@@ -56,6 +59,7 @@ log = get_logger(__name__)
 SERVICE = "learner"
 _BLOCK_S = 1.0  # longest wait for groups at once
 _SAVE_AGAIN_S = 10.0  # between attempts to save the last checkpoint
+_PATIENCE = 0.1  # share of `drain_s` that a stop waits for a publication, and for the outbox
 _EXIT_FAILED = 1
 _LOGGED = ("reward_mean", "success_rate", "loss", "grad_norm", "staleness_mean", "tokens_per_s")
 
@@ -189,10 +193,11 @@ class Learner:
         self._progress.step_done(timing, self._step_ended_s, numbers)
         observe_step(self.state.step, timing, numbers)
         self._keep_trajectories(groups)
-        finished = self._progress.finished_event(
-            timing, ports.clock.unix_s(), [group.group_id for group in groups], num_dropped, numbers
-        )
+        finished_unix_s = ports.clock.unix_s()
         await self._published()
+        finished = self._progress.finished_event(
+            timing, finished_unix_s, [group.group_id for group in groups], num_dropped, numbers
+        )
         with carried(trace.end(finished)):
             self._publishing = tasks.create_task(self._publish(weights, finished), name="publish")
         return True
@@ -200,14 +205,19 @@ class Learner:
     async def _take(self) -> Sequence[TakenGroup]:
         """Groups for the step; none if none came in time, and at a stop, also if Redis is gone."""
         taking = asyncio.ensure_future(self._take_or_end())
+        await self._unless_stopped(taking)
+        return () if taking.cancelled() else taking.result()
+
+    async def _unless_stopped(self, work: asyncio.Future[Any], patience_s: float = 0.0) -> None:
+        """Wait for `work`; at a stop it has `patience_s` more, then it is cancelled."""
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
-            await asyncio.wait({taking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work}, timeout=patience_s)
         finally:
-            taking.cancel()
+            work.cancel()
             stopping.cancel()
-            await asyncio.wait({taking, stopping})
-        return () if taking.cancelled() else taking.result()
+            await asyncio.wait({work, stopping})
 
     async def _take_or_end(self) -> Sequence[TakenGroup]:
         source, old_step = self._ports.source, self._run.old_step(self.state.step)
@@ -271,14 +281,17 @@ class Learner:
     async def _publish(self, weights: Sequence[TensorBytes], finished: StepFinished) -> None:
         with span("publish weights", step=finished.step):
             version = await self._offer(weights, finished.step)
-        finished = msgspec.structs.replace(finished, policy_version=version)
-        await self._ports.events.emit(SERVICE, finished)
+        await self._tell(msgspec.structs.replace(finished, policy_version=version))
         self._progress.published(version)
-        for notify in self._ports.on_step_finished:
-            notify(finished.step)
         if finished.step % self._run.logging_steps == 0:
             shown = {key: finished.metrics.get(key) for key in _LOGGED}
             log.info("step finished", step=finished.step, policy_version=version, **shown)
+
+    async def _tell(self, finished: StepFinished) -> None:
+        await self._ports.events.emit(SERVICE, finished, once=name_of(finished))
+        self._progress.told(finished)
+        for notify in self._ports.on_step_finished:
+            notify(finished.step)
 
     async def _offer(self, weights: Sequence[TensorBytes], step: int) -> int:
         began_s = self._ports.clock.monotonic_s()
@@ -290,10 +303,23 @@ class Learner:
         return version
 
     async def _published(self) -> None:
-        """Wait until the last step's weights are published; raises the error of the publication."""
-        if self._publishing is not None:
-            publishing, self._publishing = self._publishing, None
-            await publishing
+        """Wait until the last step's weights are published; raises the error of the publication.
+
+        A stop waits a little, then tells the step without a version, if the outbox takes it.
+        """
+        if self._publishing is None:
+            return
+        publishing, self._publishing = self._publishing, None
+        patience_s = _PATIENCE * self._config.drain_s
+        await self._unless_stopped(publishing, patience_s)
+        if not publishing.cancelled():
+            publishing.result()
+            return
+        log.warning("stopped before the weights were published", step=self.state.step)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                for finished in self.state.untold_steps:
+                    await self._tell(finished)
 
     # Checkpoints
 

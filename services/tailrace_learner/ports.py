@@ -38,8 +38,8 @@ class GroupSource(Protocol):
 class EventSink(Protocol):
     """The outbox."""
 
-    async def emit(self, service: str, *bodies: EventBody) -> None:
-        """Append events, all or none."""
+    async def emit(self, service: str, *bodies: EventBody, once: str = "") -> None:
+        """Append events, all or none; of several calls with one `once` the first alone."""
 
 
 class VersionReader(Protocol):

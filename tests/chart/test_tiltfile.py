@@ -183,6 +183,39 @@ def test_ci_waits_for_the_run_alone_since_that_stops_the_others(tilt: FakeTilt) 
     assert set(in_up.values()) == {"wait"}
 
 
+def test_a_crash_loop_ends_ci_with_the_name_of_the_pod(tmp_path: Path) -> None:
+    ((name,), named), *others = [
+        each for each in FakeTilt({}, subcommand="ci").of("local_resource") if "serve_cmd" in each[1]
+    ]
+    assert (name, others) == ("crash loops", [])
+    table = "tailrace-agents-5d9c-x2x7z   1/1   Running            2 (9s ago)    2m\n"
+    table += "tailrace-learner-0           0/1   {}   {}   2m\n"
+    answers = ["", table.format("Error", "1"), table.format("CrashLoopBackOff", "1 (3s ago)")]
+    answers += [table.format("Running", "2 (1s ago)"), table.format("CrashLoopBackOff", "2 (5s ago)")]
+    for number, answer in enumerate(answers):
+        (tmp_path / f"answer{number}").write_text(answer)
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(
+        'cd "$(dirname "$0")"; echo "$@" >>asked; cat "answer$(($(grep -c . asked) - 1))"\n'
+    )
+    kubectl.chmod(0o755)
+    command = [each.replace("sleep 5", "sleep 0.01") for each in named["serve_cmd"]]
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 1
+    (line,) = ended.stdout.splitlines()
+    assert line.startswith("tailrace-learner-0 is in a crash loop after 2 restarts")
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert len(asked) == len(answers)
+    assert "app.kubernetes.io/instance=tailrace" in asked[0]
+
+
+def test_up_shows_a_crash_loop_as_the_pod_that_it_waits_for(tilt: FakeTilt) -> None:
+    assert [named for _, named in tilt.of("local_resource") if "serve_cmd" in named] == []
+
+
 def test_each_workload_is_a_resource_with_links(tilt: FakeTilt, render: Render) -> None:
     resources = {arguments[0]: named for arguments, named in tilt.of("k8s_resource")}
     for each in workloads(render()):

@@ -1,12 +1,15 @@
 """Sampled episodes as traces of MLflow: messages, turns, tool calls, token counts and rewards.
 
 A trace has the spans of this process: of a workflow, whose turns the gateway makes, the episode alone.
-MLflow writes each span in a transaction of its own and holds the interpreter meanwhile, so traces are
-few: `tracing.mlflow_per_minute`.
+Finished traces go to MLflow's store whole: its functions that start and end spans write each span in
+transactions of its own, which takes three times as long or more, and send the spans elsewhere if an
+OTLP receiver is in the environment. MLflow holds the interpreter while it writes, so traces are few:
+`tracing.mlflow_per_minute`.
 """
 
 import os
 import time
+from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from tailrace.import_path import load_extra
 from tailrace.log import get_logger
 from tailrace.tracing import FinishedSpan, Sink
 from tailrace.tracing.background import BackgroundQueue
+from tailrace_protos.base import encode_json
 from tailrace_protos.chat import ChatMessage
 
 log = get_logger(__name__)
@@ -25,9 +29,12 @@ log = get_logger(__name__)
 _CLOSE_S = 8.0
 _MAX_OPEN = 1000  # episodes in play; of further ones the oldest loses its turns
 _MAX_BURST = 5  # traces
+_MAX_PREVIEW = 1000  # characters
 _REMEDY = "check tracing.mlflow: the address of the server, or the folder of the SQLite file"
 _TYPES = {"turn": "CHAT_MODEL", "tool": "TOOL", "play": "AGENT"}
+_TAGS = ("outcome", "group_id", "phase", "tag")
 _USAGE = "mlflow.chat.tokenUsage"
+_SCHEMA = {"mlflow.trace_schema.version": "3"}
 
 
 class EpisodeTraces:
@@ -35,16 +42,19 @@ class EpisodeTraces:
 
     def __init__(self, run: RunConfig) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        os.environ["MLFLOW_ENABLE_ASYNC_TRACE_LOGGING"] = "false"  # the thread is ours
         self._mlflow = load_extra("mlflow", "mlflow", "tracing.mlflow")
-        self._exceptions = load_extra("mlflow.exceptions", "mlflow", "tracing.mlflow")
+        self._entities = load_extra("mlflow.entities", "mlflow", "tracing.mlflow")
+        self._clients = load_extra("mlflow.tracing.client", "mlflow", "tracing.mlflow")
+        exceptions = load_extra("mlflow.exceptions", "mlflow", "tracing.mlflow")
         self._run = run
+        self._store: Any = None
         self._experiment_id = ""
         self._open: dict[str, list[FinishedSpan]] = {}
         self._pause_s = 60.0 / run.tracing.mlflow_per_minute
         self._earliest_s = 0.0  # monotonic, of the next trace
         self._told = False  # that some are left out
-        errors = (self._exceptions.MlflowException, OSError)
+        # An old server, or a folder of files, takes no spans.
+        errors = (exceptions.MlflowException, OSError, NotImplementedError)
         if run.tracing.mlflow.startswith("sqlite:"):
             self._make_database(errors)
         self._queue = BackgroundQueue(
@@ -102,6 +112,7 @@ class EpisodeTraces:
 
     def _open_experiment(self) -> None:
         self._mlflow.set_tracking_uri(self._run.tracing.mlflow)
+        self._store = self._clients.TracingClient(self._run.tracing.mlflow)
         self._experiment_id = self._mlflow.set_experiment(self._run.exp_name).experiment_id
 
     def _write(self, play: FinishedSpan, spans: Sequence[FinishedSpan]) -> None:
@@ -109,32 +120,38 @@ class EpisodeTraces:
         messages: list[ChatMessage] = known.pop("messages")
         conversation = msgspec.to_builtins(messages)
         replies = [at for at, each in enumerate(messages) if each.role == "assistant"]
-        start = self._mlflow.start_span_no_context
-        root = start(
-            "episode",
-            span_type=_TYPES["play"],
-            inputs={"messages": conversation[: replies[0]] if replies else conversation},
-            attributes={**known, _USAGE: _usage(known)},
-            tags={name: str(known[name]) for name in ("outcome", "group_id", "phase", "tag")},
-            experiment_id=self._experiment_id,
-            start_time_ns=play.start_ns,
-        )
+        first = replies[0] if replies else len(messages)
+        outputs = {"messages": conversation[first:], "reward": known["reward"]}
+        root = msgspec.structs.replace(play, name="episode", parent="")
+        given = {"messages": conversation[:first]}
+        made = [self._span(root, _TYPES["play"], known | {_USAGE: _usage(known)}, given, outputs)]
         turns = [span for span in spans if span.name == "turn"]
         texts = dict(zip(map(id, turns), replies, strict=False)) if len(turns) == len(replies) else {}
-        for span in sorted(spans, key=lambda each: each.start_ns):
-            self._child(root, span, conversation, texts.get(id(span)))
-        root.end(
-            outputs={
-                "messages": conversation[replies[0] :] if replies else [],
-                "reward": known["reward"],
-            },
-            status="ERROR" if play.error else "OK",
-            end_time_ns=play.end_ns,
+        made += (
+            self._child(span, conversation, texts.get(id(span)))
+            for span in sorted(spans, key=lambda each: each.start_ns)
         )
-        self._mlflow.log_feedback(trace_id=root.trace_id, name="reward", value=known["reward"])
+        self._store.start_trace(self._info(play, messages, first))
+        self._store.log_spans(self._experiment_id, made)
 
-    def _child(self, root: Any, span: FinishedSpan, conversation: list[Any], reply: int | None) -> None:
-        """Writes a turn, with its prompt and reply where they are known, a tool call, or a stage."""
+    def _info(self, play: FinishedSpan, messages: Sequence[ChatMessage], first: int) -> Any:
+        """Entry of the list of traces; `first`: place of the first reply."""
+        of, known, name = self._entities, play.attributes, _name(play)
+        return of.TraceInfo(
+            trace_id=name,
+            trace_location=of.TraceLocation.from_experiment_id(self._experiment_id),
+            request_time=play.start_ns // 1_000_000,
+            execution_duration=(play.end_ns - play.start_ns) // 1_000_000,
+            state=of.TraceState.ERROR if play.error else of.TraceState.OK,
+            request_preview=_preview(messages[:first]),
+            response_preview=_preview(messages[first:]),
+            tags={tag: str(known[tag]) for tag in _TAGS},
+            trace_metadata=dict(_SCHEMA),
+            assessments=[of.Feedback(name="reward", value=known["reward"], trace_id=name)],
+        )
+
+    def _child(self, span: FinishedSpan, conversation: list[Any], reply: int | None) -> Any:
+        """Makes a turn, with its prompt and reply where they are known, a tool call, or a stage."""
         known = dict(span.attributes)
         inputs, outputs = known.pop("arguments", None), known.pop("result", None)
         if reply is not None:
@@ -142,16 +159,41 @@ class EpisodeTraces:
             outputs = {"messages": conversation[reply : reply + 1]}
         if "num_sampled_tokens" in known:
             known[_USAGE] = _usage(known)
-        made = self._mlflow.start_span_no_context(
-            span.name,
-            span_type=_TYPES.get(span.name.partition(" ")[0], "UNKNOWN"),
-            parent_span=root,
-            inputs=inputs,
-            attributes=known,
-            start_time_ns=span.start_ns,
-        )
-        status = "ERROR" if span.error else "OK"
-        made.end(outputs=outputs, status=status, end_time_ns=span.end_ns)
+        kind = _TYPES.get(span.name.partition(" ")[0], "UNKNOWN")
+        return self._span(span, kind, known, inputs, outputs)
+
+    def _span(
+        self, span: FinishedSpan, kind: str, known: dict[str, Any], inputs: Any, outputs: Any
+    ) -> Any:
+        attributes = {"mlflow.traceRequestId": _name(span), "mlflow.spanType": kind} | known
+        if inputs is not None:
+            attributes["mlflow.spanInputs"] = inputs
+        if outputs is not None:
+            attributes["mlflow.spanOutputs"] = outputs
+        code = "STATUS_CODE_ERROR" if span.error else "STATUS_CODE_OK"
+        content = {
+            "trace_id": _base64(span.trace_id),
+            "span_id": _base64(span.traceparent[36:52]),
+            "parent_span_id": _base64(span.parent[36:52]),
+            "name": span.name,
+            "start_time_unix_nano": span.start_ns,
+            "end_time_unix_nano": span.end_ns,
+            "status": {"code": code, "message": span.error},
+            "attributes": {key: encode_json(value).decode() for key, value in attributes.items()},
+        }
+        return self._entities.Span.from_dict(content)
+
+
+def _name(span: FinishedSpan) -> str:
+    return f"tr-{span.trace_id}"
+
+
+def _base64(digits: str) -> str:
+    return b64encode(bytes.fromhex(digits)).decode()
+
+
+def _preview(messages: Sequence[ChatMessage]) -> str:
+    return (messages[-1].content or "")[:_MAX_PREVIEW] if messages else ""
 
 
 def _usage(known: dict[str, Any]) -> dict[str, int]:

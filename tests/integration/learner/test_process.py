@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoModelForCausalLM
 
 from tailrace.config import Endpoints
-from tailrace.store import Blobs
+from tailrace.store import Blobs, connect
 from tailrace_protos.event import (
     CheckpointSaved,
     LearnerResumed,
@@ -29,8 +31,10 @@ from tailrace_protos.event import (
 )
 from tailrace_protos.trajectory import Trajectory
 from tailrace_scheduler.adapters.run_files import EventFile, MetricsFile
+from tests.audit import build_ledger
 from tests.integration.learner.conftest import LearnerRun, experiment
 from tests.world.processes import environment
+from tests.world.servers import make_nats_server, make_redis_server
 
 WARM_START = {
     "demonstrations": "tailrace_envs.frozen_lake_expert:demonstrations",
@@ -182,6 +186,54 @@ async def test_a_stopped_learner_saves_and_goes_on_there(
     assert "['learner.drain_s']" in run.log_of("learner").replace('"', "'")
     assert run.stop("learner") == 0
     await run.until(CheckpointSaved, lambda body: body.step == 2)
+
+
+@pytest.mark.parametrize("is_redis_gone", [False, True])
+async def test_a_learner_stopped_in_a_publication_without_nats_saves_and_goes_on_there(
+    run_name: str, tmp_path: Path, *, is_redis_gone: bool
+) -> None:
+    """Every step is told once: before the end, or, if Redis is gone too, by the next learner."""
+    (tmp_path / "nats").mkdir()
+    (tmp_path / "redis").mkdir()
+    nats, redis = make_nats_server(tmp_path / "nats"), make_redis_server(tmp_path / "redis")
+    async with AsyncExitStack() as stack:
+        for server in (nats, redis):
+            stack.callback(server.kill)
+            server.start()
+        connection = await connect(redis.url)
+        stack.push_async_callback(connection.aclose)
+        endpoints = Endpoints(nats_url=nats.url, redis_url=redis.url, host_id="this-host")
+        run = LearnerRun(run_name, tmp_path, environment(endpoints, tmp_path), connection)
+        run.configure(max_steps=9, save_steps=0, drain_s=8.0, save_trajectories=True)
+        for service in ("weight_sync", "learner"):
+            run.start(service)
+            stack.callback(run.processes[service].kill)
+        await run.until(LearnerResumed)
+        group_ids = await feed(run, range(2))
+        await run.until(StepFinished)
+        nats.kill()
+        group_ids += await feed(run, range(2, 4))
+        trained = run.run_dir / "trajectories"
+        async with asyncio.timeout(100):
+            while not list(trained.glob("step_000002-*")):  # and then its weights are offered
+                await asyncio.sleep(0.02)
+        if is_redis_gone:
+            redis.kill()
+        assert run.stop("learner") == 0
+
+        for server in (nats, *([redis] if is_redis_gone else [])):
+            server.start()
+        run.start("learner")
+        stack.callback(run.processes["learner"].kill)
+        await run.until(LearnerResumed, lambda body: body.step == 2)
+        group_ids += await feed(run, range(4, 6))
+        await run.until(StepFinished, lambda body: body.step == 3)
+        told = [(body.step, body.policy_version >= 0) for body in run.bodies(StepFinished)]
+        assert told == [(1, True), (2, False), (3, True)]
+        assert await trained_once(run) == dict(zip(group_ids, (1, 1, 2, 2, 3, 3), strict=True))
+        EventFile(run.run_dir).append(run.read)
+        ledger = build_ledger(run.run_dir)
+        assert (ledger.last_step, ledger.trained_twice) == (3, [])
 
 
 async def test_a_new_run_continues_an_old_one_when_asked(learner_run: LearnerRun) -> None:

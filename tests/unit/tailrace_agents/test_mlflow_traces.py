@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.world.otlp import otlp_receiver
+
 pytestmark = pytest.mark.skipif(
     find_spec("mlflow") is None, reason="make test-trackers installs it in an environment of its own"
 )
@@ -122,6 +124,29 @@ def test_turns_and_tool_calls_are_spans_with_tokens_and_results(traces: list[dic
         {"role": "assistant", "content": "It is 42."}
     ]
     assert spans["tool calculator"]["mlflow.spanOutputs"] == "42"
+
+
+def test_spans_are_in_their_places_and_times(traces: list[dict[str, Any]]) -> None:
+    (root,) = (each for each in traces[0]["data"]["spans"] if not each["parent_span_id"])
+    others = [each for each in traces[0]["data"]["spans"] if each["parent_span_id"]]
+    assert {each["parent_span_id"] for each in others} == {root["span_id"]}
+    for each in others:
+        assert root["start_time_unix_nano"] <= each["start_time_unix_nano"]
+        assert each["end_time_unix_nano"] <= root["end_time_unix_nano"]
+    info = traces[0]["info"]
+    assert info["state"] == "OK"
+    assert (info["request_preview"], info["response_preview"]) == ("6*7?", "It is 42.")
+
+
+def test_mlflow_has_the_traces_beside_an_otlp_receiver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    with otlp_receiver() as receiver, monkeypatch.context() as patched:
+        patched.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)  # as `tailrace train` sets it
+        run(EPISODE, uri)
+    assert {span.name for span in receiver.spans} == {"play", "turn", "tool calculator"}
+    assert len(json.loads(run(READ, uri).splitlines()[-1])) == 1
 
 
 def test_traces_beyond_those_of_a_minute_are_left_out_and_counted(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class FakeWorld:
     publish_error: Exception | None = None
     pruned: list[tuple[int, set[str]]] = field(default_factory=list)
 
-    async def emit(self, service: str, *bodies: Any) -> None:
+    async def emit(self, service: str, *bodies: Any, once: str = "") -> None:
         self.events += bodies
 
     async def all(self) -> dict[int, tuple[str, int]]:
@@ -339,6 +339,67 @@ async def test_a_stop_saves_the_steps_that_are_done_though_redis_is_gone() -> No
     assert [state.step for state in world.saved] == [1]
     running.cancel()
     await asyncio.wait({running, stopping})
+
+
+class StuckWorld(FakeWorld):
+    """weight_sync and NATS are gone: no publication ends. `is_redis_gone`: no event is taken."""
+
+    def __init__(self, *, is_redis_gone: bool = False) -> None:
+        super().__init__()
+        self.is_redis_gone = is_redis_gone
+        self.num_offers = 0
+
+    async def publish(self, tensors: Sequence[TensorBytes], **_: Any) -> int:
+        self.num_offers += 1
+        return await asyncio.get_running_loop().create_future()
+
+    async def emit(self, service: str, *bodies: Any, once: str = "") -> None:
+        if self.is_redis_gone:
+            await asyncio.get_running_loop().create_future()
+        await super().emit(service, *bodies, once=once)
+
+    def write(self, copy: int, state: RunState) -> Path:
+        self.saved.append(state)
+        return Path(f"step_{state.step}")
+
+
+async def stopped_while_stuck(world: StuckWorld, num_groups: int) -> None:
+    """A learner that is stopped once its publication is on the way and its buffer is empty."""
+    source = FakeSource([ready(index) for index in range(num_groups)])
+    one = learner(source, world, max_steps=9, drain_s=1.0)
+    running = asyncio.create_task(one.run_forever())
+    async with asyncio.timeout(30):
+        while not world.num_offers or source.entries:
+            await asyncio.sleep(0)
+        await one.stop()
+        await running
+
+
+@pytest.mark.parametrize(("num_groups", "done"), [(2, [1]), (3, [1]), (4, [1, 2])])
+async def test_a_stop_saves_the_steps_that_are_done_though_no_publication_ends(
+    num_groups: int, done: list[int]
+) -> None:
+    world = StuckWorld()
+    await stopped_while_stuck(world, num_groups)
+    assert [state.step for state in world.saved] == done[-1:]
+    assert [(event.step, event.policy_version) for event in steps(world)] == [
+        (step, -1) for step in done
+    ]
+    assert world.saved[0].untold_steps == ()
+
+
+async def test_steps_that_could_not_be_told_are_in_the_last_checkpoint() -> None:
+    world = StuckWorld(is_redis_gone=True)
+    await stopped_while_stuck(world, 4)
+    (state,) = world.saved
+    assert (state.step, state.group_ids) == (2, ("g0", "g1", "g2", "g3"))
+    assert [event.group_ids for event in state.untold_steps] == [("g0", "g1"), ("g2", "g3")]
+
+
+async def test_a_checkpoint_of_a_run_that_goes_on_has_no_untold_steps() -> None:
+    world = FakeWorld()
+    await learner(FakeSource([ready(index) for index in range(4)]), world, save_steps=1).run_forever()
+    assert [state.untold_steps for state in world.saved] == [(), ()]
 
 
 async def test_a_stop_without_new_steps_saves_nothing() -> None:

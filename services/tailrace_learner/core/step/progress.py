@@ -128,8 +128,8 @@ class Progress:
     def finished_event(
         self, timing: Timing, now: float, group_ids: Sequence[str], num_dropped: int, numbers: Metrics
     ) -> StepFinished:
-        """Event of the step, still without its policy version."""
-        return StepFinished(
+        """Event of the step, still without its policy version, and from now on untold."""
+        event = StepFinished(
             lineage=self.state.lineage,
             step=self.state.step,
             policy_version=-1,
@@ -139,6 +139,13 @@ class Progress:
             finished_unix_s=now,
             metrics=numbers,
         )
+        self.state = msgspec.structs.replace(self.state, untold_steps=(*self.state.untold_steps, event))
+        return event
+
+    def told(self, event: StepFinished) -> None:
+        """Notes that the outbox has the event of a step."""
+        untold = tuple(each for each in self.state.untold_steps if each.step != event.step)
+        self.state = msgspec.structs.replace(self.state, untold_steps=untold)
 
     def saving(self, unix_s: float) -> RunState:
         """State for a checkpoint of this moment; later groups belong to the next one."""
@@ -159,6 +166,11 @@ class Progress:
         """Notes that the disk did not take the checkpoint: its groups wait for the next one."""
         self._held, self._saving = self._saving.with_later(self._held), _Held()
         self.is_save_overdue = True
+
+
+def name_of(event: StepFinished) -> str:
+    """Name under which the outbox takes the event of a step once."""
+    return f"step_finished:{event.lineage}:{event.step}"
 
 
 def saved_event(state: RunState, path: str) -> CheckpointSaved:

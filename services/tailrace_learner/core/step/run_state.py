@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from tailrace_learner.core.batch.lineage import Ancestor, Ancestry, new_lineage
+from tailrace_protos.event import StepFinished
 
 SCHEMA = 1
 _RESUME = "resume_from_checkpoint"  # differs in every resumed run
@@ -37,6 +38,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     reference: ReferenceState | None = None  # of a run that has one
     kl_coef: float | None = None  # as steered so far
     quarantine: dict[str, int] = {}  # source of wrong tokens -> step of its last good reading
+    untold_steps: tuple[StepFinished, ...] = ()  # done, but the learner was stopped before it told them
 
     @property
     def ancestry(self) -> Ancestry:
@@ -58,6 +60,7 @@ def resumed_state(saved: RunState, experiment: Mapping[str, Any]) -> RunState:
         ancestors=ancestry.ancestors,
         entry_ids=(),
         group_ids=(),
+        untold_steps=(),
         experiment=dict(experiment),
     )
 
