@@ -138,6 +138,8 @@ def train(
         runs = commands_of(path, swept, ["--overwrite"] if overwrite else [])
         raise typer.Exit(run_sweep(runs, jobs, runs[0][0].path.parent, console))
     loaded = _experiment(experiment, settings, config_path, config_name)
+    if summary_file and not Path(summary_file).absolute().parent.is_dir():
+        raise ConfigError(f"--summary-file {summary_file}: name a file in a folder that exists")
     attachment = _attachment(attach, overwrite)
     exit_code = train_command.train(loaded, console, overwrite=overwrite, attachment=attachment)
     if summary_file and exit_code == 0:
@@ -371,8 +373,8 @@ def refuse_dashed_keys(arguments: Sequence[str]) -> None:
 
 def main() -> None:
     """Entry point: users' mistakes end with one line and exit code 2, never with a traceback."""
-    configure(form="console")
     try:
+        configure(form="console")
         refuse_dashed_keys(sys.argv[1:])
         app()
     except (ConfigError, RunEndedError) as error:
