@@ -43,7 +43,7 @@ class SubprocRunner:
         except ProcessStartError as error:
             raise ConfigError(
                 f"agents.workflow.python: {error}: make that environment, with tailrace[agents] and the "
-                "agent's packages in it, or correct the path"
+                "packages of the agent in it, or correct the path"
             ) from error
 
     async def close(self) -> None:

@@ -210,7 +210,8 @@ def test_a_trace_that_is_none_is_refused_by_its_name(tmp_path: Path, content: st
 
 
 @pytest.mark.parametrize(
-    "options", [("--slow", "0"), ("--to", __file__), ("--engine", "list.json"), ("--trace", "list.json")]
+    "options",
+    [("--slow", "0"), ("--to", __file__), ("--engine", "list.json"), ("--trace", "list.json")],
 )
 def test_an_option_that_cannot_be_used_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str]
