@@ -42,8 +42,8 @@ class SubprocRunner:
             raise ConfigError(str(error)) from error
         except ProcessStartError as error:
             raise ConfigError(
-                f"agents.workflow.python: {error}: make that environment, with tailrace[agents] and the "
-                "packages of the agent in it, or correct the path"
+                f"agents.workflow.python: {error}: make that environment, with tailrace[agents] and "
+                "the agent's packages in it, or correct the path"
             ) from error
 
     async def close(self) -> None:

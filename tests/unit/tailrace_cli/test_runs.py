@@ -185,3 +185,19 @@ def test_a_report_is_written_of_a_run_as_it_stands(tmp_path: Path) -> None:
     folder = make_run(tmp_path, STARTED)
     run("report", str(folder))
     assert "0.750" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "events.jsonl", "launch.json", "baselines.json"])
+def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str) -> None:
+    folder = make_run(tmp_path, STARTED)
+    (folder / name).write_text('{"type":"run_started"\n')
+    with pytest.raises(ConfigError, match=f"{folder / name} is damaged, or of another version"):
+        run("report", str(folder))
+
+
+def test_a_damaged_run_hides_no_other_one_from_the_list(tmp_path: Path) -> None:
+    (make_run(tmp_path, STARTED, name="a") / "events.jsonl").write_text('{"type":"run_started"}\n')
+    make_run(tmp_path, STARTED, FINISHED, name="b")
+    told = run("runs", "--output-dir", str(tmp_path)).splitlines()
+    assert told[1].split() == ["a", "damaged:", "events.jsonl"]
+    assert "finished" in told[2]
