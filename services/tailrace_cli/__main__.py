@@ -255,13 +255,13 @@ def episode(
 ) -> None:
     """Play one episode in this terminal, turn by turn, without any cluster.
 
-    The key of --endpoint is taken from OPENAI_API_KEY.
+    The key of --endpoint is taken from OPENAI_API_KEY. Exit code 1: no run would train the episode.
     """
     from tailrace_cli.commands.episode import play_in_terminal  # loads torch: seconds
 
     loaded = _experiment(experiment, overrides, config_path, config_name)
     check_experiment(loaded)
-    play_in_terminal(
+    exit_code = play_in_terminal(
         loaded,
         console,
         checkpoint=checkpoint,
@@ -272,6 +272,7 @@ def episode(
         tools=tool or (),
         user_modules=locate(experiment, config_path, config_name).parent,
     )
+    raise typer.Exit(exit_code)
 
 
 @app.command("import-config")

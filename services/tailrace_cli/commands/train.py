@@ -67,8 +67,10 @@ def _conclude(experiment: Experiment, console: Console) -> None:
         baselines = _measured_baselines(experiment, console) if is_evaluated else NO_BASELINES
         lines = summary_rows(rows, health, baselines, run.eval_temperature)
         console.print(summary_table(f"run {run.path.name}", lines))
-        report = RunReport(run).write()
-        console.print(f"report: {report}", soft_wrap=True)
+        try:
+            console.print(f"report: {RunReport(run).write()}", soft_wrap=True)
+        except OSError as error:
+            _tell_unwritten("report.html", error, console)
 
 
 def write_summary(experiment: Experiment, path: str) -> None:
@@ -124,8 +126,18 @@ def _measured_baselines(experiment: Experiment, console: Console) -> Baselines:
         return {}
     if found:
         path = experiment.run.run_dir / "baselines.json"
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        part = path.with_name(f".{path.name}.part")
+        try:
+            part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            part.replace(path)
+        except OSError as error:
+            _tell_unwritten(path.name, error, console)
     return found
+
+
+def _tell_unwritten(name: str, error: OSError, console: Console) -> None:
+    """The run's result does not depend on the file."""
+    console.print(f"{name} is not written: {error}", style="yellow", soft_wrap=True)
 
 
 def measure_baselines(experiment: Experiment) -> dict[str, dict[str, float]]:
