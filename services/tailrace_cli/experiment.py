@@ -205,7 +205,12 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
         with initialize_config_dir(config_dir=str(path.absolute().parent), version_base="1.3"):
             return compose(path.stem, list(overrides))
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+        told = str(error).partition("Config search path")[0]  # folders of ours follow
+        raise ConfigError(f"{path}: {' '.join(told.split())}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: it, or a file of its defaults, is no text in UTF-8: save it as UTF-8"
+        ) from error
 
 
 def composed(path: Path, overrides: Sequence[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tailrace.data import load_dataset, source_baselines
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import importable_from
 from tailrace_agents.config import AgentsConfig
-from tailrace_cli.checkpoints import newest_checkpoint
+from tailrace_cli.checkpoints import has_begun, newest_checkpoint
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.commands.cluster_run import prepare_run_dir, run_to_the_end
 from tailrace_cli.experiment import Experiment, with_epochs
@@ -53,7 +53,9 @@ def train(
     finally:
         _conclude(experiment, console)
     if status is None:
-        console.print("interrupted: continue with resume_from_checkpoint=true")
+        begun = has_begun(experiment.run.run_dir)
+        remedy = "continue with resume_from_checkpoint=true" if begun else "nothing had begun yet"
+        console.print(f"interrupted: {remedy}")
         return INTERRUPTED
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,27 @@ def test_an_override_sets_changes_and_removes_keys(tmp_path: Path) -> None:
         "pretrain": "~/models/x",
         "agents": {"x": ["a", "b"]},
     }
+
+
+def test_files_are_composed_as_the_page_shows(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text()
+    mine = re.search(r"^```\n(# mine\.yaml\n.*?)^```", page, re.DOTALL | re.MULTILINE)
+    careful = re.search(r"^```yaml\n(# @package _global_\n.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert mine
+    assert careful
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "base.yaml").write_text("exp_name: base\nmax_steps: 1\nlearner: {pg_clip: 0.3}\n")
+    (tmp_path / "mine.yaml").write_text(mine[1])
+    for name in ("careful", "bold"):
+        (tmp_path / "policy" / f"{name}.yaml").write_text(careful[1].replace("0.1", f"0.{len(name)}"))
+    found = composed(tmp_path / "mine.yaml", ["policy=bold"])
+    assert (found["exp_name"], found["max_steps"], found["learner"]["pg_clip"]) == ("mine", 50, 0.4)
+    with pytest.raises(ConfigError, match=r"Could not find 'policy/brave'.*bold careful$"):
+        composed(tmp_path / "mine.yaml", ["policy=brave"])
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=f"{path}: it, or a file of its defaults, is no text"):
+        composed(path, [])

@@ -115,3 +115,15 @@ def test_a_summary_that_could_not_be_written_is_refused_before_the_run(tmp_path:
     with pytest.raises(ConfigError, match=f"--summary-file {summary}: name a file in a folder that"):
         run("train", example, f"output_dir={tmp_path}", "--summary-file", summary)
     assert not any(tmp_path.iterdir())
+
+
+def test_an_interruption_while_the_command_line_is_loaded_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(_name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from tailrace.config import ConfigError
 from tailrace_cli.__main__ import app, main
+from tailrace_cli.commands.init import examples_folder
 from tailrace_cli.run_folders import find_run
 from tailrace_protos.event import (
     Event,
@@ -64,6 +65,25 @@ def test_a_run_of_another_user_is_told_by_its_file(
         main()
     assert ended.value.code == 2
     assert "/runs/theirs/state/lock is not this user's" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("has_begun", "told"),
+    [(True, "continue with resume_from_checkpoint=true"), (False, "nothing had begun yet")],
+)
+def test_an_interrupted_run_says_whether_there_is_something_to_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_begun: bool, told: str
+) -> None:
+    def begin(_experiment: object, *_others: object, **_options: object) -> None:
+        folder = make_run(tmp_path, *((STARTED,) if has_begun else ()))
+        if not has_begun:
+            (folder / "events.jsonl").unlink()
+            (folder / "metrics.jsonl").unlink()
+
+    monkeypatch.setattr("tailrace_cli.commands.train.run_to_the_end", begin)
+    example = str(examples_folder() / "own_algorithm")
+    printed = run("train", example, "exp_name=lake", f"output_dir={tmp_path}", exit_code=130)
+    assert printed.splitlines()[-1] == f"interrupted: {told}"
 
 
 @contextmanager
