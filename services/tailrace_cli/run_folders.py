@@ -4,6 +4,7 @@ A run goes on while a process holds the lock `state/lock`, whose content is that
 whose machine died is never shown as running. How a run ended is the newest of its start and end events.
 """
 
+import errno
 import fcntl
 import json
 from collections.abc import Iterator
@@ -56,7 +57,13 @@ class RunFolder:
         lock = self.path / "state" / "lock"
         if not lock.exists():
             return 0
-        with lock.open("r+") as file:
+        try:
+            opened = lock.open("r+")
+        except OSError as error:
+            if error.errno == errno.EROFS:  # nobody could have written there
+                return 0
+            raise
+        with opened as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

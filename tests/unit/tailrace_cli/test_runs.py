@@ -1,5 +1,6 @@
 """`tailrace runs`, `status`, `logs`, `stop` on folders of runs; a real process holds a running one."""
 
+import errno
 import json
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -84,6 +86,22 @@ def test_an_interrupted_run_says_whether_there_is_something_to_continue(
     example = str(examples_folder() / "own_algorithm")
     printed = run("train", example, "exp_name=lake", f"output_dir={tmp_path}", exit_code=130)
     assert printed.splitlines()[-1] == f"interrupted: {told}"
+
+
+def test_a_run_on_a_disk_that_cannot_be_written_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path, STARTED, FINISHED)
+    (folder / "state" / "lock").write_text("1")
+    opened = Path.open
+
+    def read_only(path: Path, mode: str = "r", *others: Any, **options: Any) -> Any:
+        if mode != "r" and mode != "rb":
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return opened(path, mode, *others, **options)
+
+    monkeypatch.setattr(Path, "open", read_only)
+    assert "finished" in run("status", str(folder))
 
 
 @contextmanager
