@@ -253,9 +253,10 @@ def _parsed(given: str) -> Override:
         override = OverridesParser.create().parse_override(given)
     except HydraException as error:
         quoted = shlex.quote(f'{key}="{value}"')
+        how = "inside the brackets" if value[:1] in ("[", "{") else f"of its own: {quoted}"
         raise ConfigError(
             f"override {given!r} cannot be read: values are written as in YAML; a text with special "
-            f"characters needs quotes of its own: {quoted}"
+            f"characters needs quotes {how}"
         ) from error
     if override.is_sweep_override():
         raise ConfigError(

@@ -43,6 +43,7 @@ def test_an_experiment_that_is_not_there_is_a_mistake_with_the_places_looked_at(
         ("nonsense", "'nonsense' is not of the form key=value"),
         ("=4", "'=4' is not of the form key=value"),
         ("pretrain=~/models/x", "needs quotes of its own: 'pretrain=\"~/models/x\"'"),
+        ("agents.tools=[a, f(x)]", "needs quotes inside the brackets"),
         ("agents.tool=f(x)", "'agents.tool=f(x)' cannot be read: values are written as in YAML"),
         ("seed=1,2", "which only `tailrace train` takes: give one, or a list: 'seed=[1,2]'"),
         ("policy=3", "policy is a folder of files to choose from"),
