@@ -253,7 +253,8 @@ def _parsed(given: str) -> Override:
         override = OverridesParser.create().parse_override(given)
     except HydraException as error:
         quoted = shlex.quote(f'{key}="{value}"')
-        how = "inside the brackets" if value[:1] in ("[", "{") else f"of its own: {quoted}"
+        inside = "inside the brackets (a key with such characters belongs into the file)"
+        how = inside if value[:1] in ("[", "{") else f"of its own: {quoted}"
         raise ConfigError(
             f"override {given!r} cannot be read: values are written as in YAML; a text with special "
             f"characters needs quotes {how}"
