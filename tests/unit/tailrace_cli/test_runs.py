@@ -239,3 +239,22 @@ def test_a_damaged_run_hides_no_other_one_from_the_list(tmp_path: Path) -> None:
     told = run("runs", "--output-dir", str(tmp_path)).splitlines()
     assert told[1].split() == ["a", "damaged:", "events.jsonl"]
     assert "finished" in told[2]
+
+
+def test_an_exception_in_a_log_is_shown_by_its_text_and_its_places(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, STARTED)
+    program = (
+        "from tailrace import log; log.configure(service='agents', form='json')\n"
+        "def play(key): raise ValueError('the lake [is] away')\n"
+        "try: play('sesame')\n"
+        "except ValueError as error: log.get_logger('m').error('failed', exc_info=error)\n"
+    )
+    with (folder / "logs" / "agents.log").open("w") as output:
+        subprocess.run([sys.executable, "-c", program], stderr=output, check=True)
+    assert "sesame" not in (folder / "logs" / "agents.log").read_text()
+    _, *told = run("logs", str(folder)).splitlines()
+    assert [each.strip() for each in told] == [
+        "ValueError: the lake [is] away",
+        "<string>:3 <module>",
+        "<string>:2 play",
+    ]
