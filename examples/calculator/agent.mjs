@@ -3,6 +3,10 @@
 
 const [url, name = "agent-0", slots = "16"] = process.argv.slice(2);
 const adminKey = process.env.TAILRACE_GATEWAY_ADMIN_KEY;
+if (!url || !adminKey) {
+  console.error("give the gateway's address, and set TAILRACE_GATEWAY_ADMIN_KEY to the key with which the run was started");
+  process.exit(2);
+}
 const GIVE_UP_MS = 60_000; // of silence: the run is over
 const calculator = {
   type: "function",

@@ -98,7 +98,9 @@ async def main() -> None:
     )
     parser.add_argument("--slots", type=int, default=64, help="episodes at once")
     args = parser.parse_args()
-    key = os.environ["TAILRACE_GATEWAY_ADMIN_KEY"]
+    key = os.environ.get("TAILRACE_GATEWAY_ADMIN_KEY", "")
+    if not key:
+        parser.error("set TAILRACE_GATEWAY_ADMIN_KEY to the key with which the run was started")
     # Retries bridge restarts of the gateway; about a minute of silence is the end of the run.
     admin = openai.AsyncOpenAI(base_url=args.url, api_key=key, max_retries=10)
     await wait_for_run(admin)

@@ -138,6 +138,8 @@ def train(
         runs = commands_of(path, swept, ["--overwrite"] if overwrite else [])
         raise typer.Exit(run_sweep(runs, jobs, runs[0][0].path.parent, console))
     loaded = _experiment(experiment, settings, config_path, config_name)
+    if summary_file and not Path(summary_file).absolute().parent.is_dir():
+        raise ConfigError(f"--summary-file {summary_file}: name a file in a folder that exists")
     attachment = _attachment(attach, overwrite)
     exit_code = train_command.train(loaded, console, overwrite=overwrite, attachment=attachment)
     if summary_file and exit_code == 0:
@@ -253,13 +255,13 @@ def episode(
 ) -> None:
     """Play one episode in this terminal, turn by turn, without any cluster.
 
-    The key of --endpoint is taken from OPENAI_API_KEY.
+    The key of --endpoint is taken from OPENAI_API_KEY. Exit code 1: no run would train the episode.
     """
     from tailrace_cli.commands.episode import play_in_terminal  # loads torch: seconds
 
     loaded = _experiment(experiment, overrides, config_path, config_name)
     check_experiment(loaded)
-    play_in_terminal(
+    exit_code = play_in_terminal(
         loaded,
         console,
         checkpoint=checkpoint,
@@ -270,6 +272,7 @@ def episode(
         tools=tool or (),
         user_modules=locate(experiment, config_path, config_name).parent,
     )
+    raise typer.Exit(exit_code)
 
 
 @app.command("import-config")
@@ -371,8 +374,8 @@ def refuse_dashed_keys(arguments: Sequence[str]) -> None:
 
 def main() -> None:
     """Entry point: users' mistakes end with one line and exit code 2, never with a traceback."""
-    configure(form="console")
     try:
+        configure(form="console")
         refuse_dashed_keys(sys.argv[1:])
         app()
     except (ConfigError, RunEndedError) as error:

@@ -5,6 +5,7 @@ Hydra lets through and no Struct knows is an error naming the key, the file and 
 """
 
 import math
+import shlex
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,8 @@ from typing import Any, get_type_hints
 import msgspec
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -202,7 +205,12 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
         with initialize_config_dir(config_dir=str(path.absolute().parent), version_base="1.3"):
             return compose(path.stem, list(overrides))
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+        told = str(error).partition("Config search path")[0]  # folders of ours follow
+        raise ConfigError(f"{path}: {' '.join(told.split())}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: it, or a file of its defaults, is no text in UTF-8: save it as UTF-8"
+        ) from error
 
 
 def composed(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
@@ -217,15 +225,43 @@ def composed(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
-def _forced(override: str, folder: Path) -> str:
+def _forced(given: str, folder: Path) -> str:
     """Let `key=value` also set keys that the file leaves at their defaults.
 
     Hydra alone accepts only keys that the file spells out; whether a key exists is for the Structs
-    to say. Choices of a config group (a folder beside the file) stay as they are.
+    to say. Choices of a config group (a folder beside the file) and removals stay as they are.
     """
-    key, equals, _ = override.partition("=")
-    if not equals:
-        raise ConfigError(f"override {override!r} is not of the form key=value")
-    if key[:1] in "+~" or (folder / key.split("@")[0]).is_dir():
-        return override
-    return f"++{override}"
+    override = _parsed(given)
+    if given[:1] in "+~":
+        return given
+    if not (folder / given.partition("=")[0].partition("@")[0]).is_dir():
+        return f"++{given}"
+    if not isinstance(override.value(), str | list):
+        raise ConfigError(
+            f"override {given!r}: {override.key_or_group} is a folder of files to choose from: give "
+            "the name of one"
+        )
+    return given
+
+
+def _parsed(given: str) -> Override:
+    """One override, read by Hydra's grammar; raises `ConfigError`."""
+    key, equals, value = given.partition("=")
+    if not key or not (equals or given.startswith("~")):
+        raise ConfigError(f"override {given!r} is not of the form key=value")
+    try:
+        override = OverridesParser.create().parse_override(given)
+    except HydraException as error:
+        quoted = shlex.quote(f'{key}="{value}"')
+        inside = "inside the brackets (a key with such characters belongs into the file)"
+        how = inside if value[:1] in ("[", "{") else f"of its own: {quoted}"
+        raise ConfigError(
+            f"override {given!r} cannot be read: values are written as in YAML; a text with special "
+            f"characters needs quotes {how}"
+        ) from error
+    if override.is_sweep_override():
+        raise ConfigError(
+            f"override {given!r} has several values, which only `tailrace train` takes: give one, or a "
+            f"list: {shlex.quote(f'{key}=[{value}]')}"
+        )
+    return override

@@ -14,6 +14,7 @@ from typing import Any
 
 import tailrace
 from tailrace.store.connection import without_credentials
+from tailrace_cli.run_folders import read_json
 
 FILE = "launch.json"
 _PACKAGES = (
@@ -55,7 +56,7 @@ def record_launch(run_dir: Path, folder: Path) -> None:
 def read_launches(run_dir: Path) -> list[dict[str, Any]]:
     """Entries of a run, oldest first; none before its first start."""
     path = run_dir / FILE
-    return json.loads(path.read_text()) if path.exists() else []
+    return read_json(path) if path.exists() else []
 
 
 def command_line(arguments: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """Lines of the services' logs, in a form for people."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console
 from rich.text import Text
@@ -25,9 +25,21 @@ def readable(process: str, line: str, told: str) -> tuple[str, Text]:
     for key, value in fields.items():
         if key not in _HIDDEN:
             text.append(f" {key}={value}", style="dim")
-    if "exception" in fields:
-        text.append(f"\n{fields['exception']}", style="red")
+    for said in _exception_lines(fields.get("exception")):
+        text.append(f"\n{'':9}{said}", style="red")
     return told, text
+
+
+def _exception_lines(exception: object) -> Iterator[str]:
+    """Types, texts and places of an exception and its causes, innermost frame last."""
+    errors = exception if isinstance(exception, list) else [exception] if exception else []
+    for error in errors:
+        if not isinstance(error, dict):
+            yield str(error)
+            continue
+        yield f"{error.get('exc_type')}: {error.get('exc_value')}"
+        for frame in error.get("frames") or ():
+            yield f"  {frame.get('filename')}:{frame.get('lineno')} {frame.get('name')}"
 
 
 def print_log(console: Console, lines: Iterable[tuple[str, Text]]) -> None:

@@ -4,13 +4,14 @@ A run goes on while a process holds the lock `state/lock`, whose content is that
 whose machine died is never shown as running. How a run ended is the newest of its start and end events.
 """
 
+import errno
 import fcntl
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
 import yaml
@@ -32,6 +33,18 @@ class _Folders(msgspec.Struct):
     render_save_dir: str = ""
 
 
+class DamagedRunError(ConfigError):
+    """A file of a run holds something else than a run wrote there: `path`, `reason`."""
+
+    def __init__(self, path: Path, reason: object) -> None:
+        super().__init__(
+            f"{path} is damaged, or of another version of Tailrace ({' '.join(str(reason).split())}): "
+            "restore it, or move the run's folder away"
+        )
+        self.path = path
+        self.reason = str(reason)
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """One run's directory."""
@@ -44,7 +57,13 @@ class RunFolder:
         lock = self.path / "state" / "lock"
         if not lock.exists():
             return 0
-        with lock.open("r+") as file:
+        try:
+            opened = lock.open("r+")
+        except OSError as error:
+            if error.errno == errno.EROFS:  # nobody could have written there
+                return 0
+            raise
+        with opened as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -71,13 +90,20 @@ class RunFolder:
             with events.open("rb") as lines:
                 for line in lines:
                     if line.endswith(b"\n") and any(mark in line for mark in _MARKS):
-                        newest = _decoder.decode(line).body
+                        newest = read_event(events, line).body
         return newest
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Resolved experiment of the run, as its `config.yaml` has it."""
-        return cast(dict[str, Any], yaml.safe_load((self.path / "config.yaml").read_text()))
+        path = self.path / "config.yaml"
+        try:
+            found = yaml.safe_load(path.read_text())
+        except yaml.YAMLError as error:
+            raise DamagedRunError(path, error) from error
+        if not isinstance(found, dict):
+            raise DamagedRunError(path, "it holds no keys")
+        return found
 
     @property
     def logs_dir(self) -> Path:
@@ -99,13 +125,29 @@ class RunFolder:
     def baselines(self) -> Baselines:
         """Baselines that the run measured; none before it has."""
         path = self.path / "baselines.json"
-        return json.loads(path.read_text()) if path.exists() else NO_BASELINES
+        return read_json(path) if path.exists() else NO_BASELINES
 
     @property
     def eval_temperature(self) -> float:
         """Temperature of the run's evaluations."""
         agents = self.settings.get("agents") or {}
         return float((agents.get("eval_generating_args") or {}).get("temperature", 1.0))
+
+
+def read_event(path: Path, line: bytes) -> Event:
+    """Event of a line of the log at `path`."""
+    try:
+        return _decoder.decode(line)
+    except msgspec.DecodeError as error:
+        raise DamagedRunError(path, error) from error
+
+
+def read_json(path: Path) -> Any:
+    """Content of a file of a run."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise DamagedRunError(path, error) from error
 
 
 def find_run(name: str, output_dir: str) -> RunFolder:

@@ -68,11 +68,8 @@ def idle_seconds(rows: Sequence[Row]) -> dict[str, float]:
 
 Line = tuple[str, str]
 
-_LAST_VALUES = (
-    ("reward of the last step", "reward_mean", "{:.3f}"),
-    ("wall time", "time_s", "{:.1f} s"),
-)
 _SHORTEST_WAIT_S = 0.05
+_SHORTEST_STOP_S = 1.0
 
 
 @dataclass
@@ -250,18 +247,34 @@ def _baselines(baselines: Baselines) -> Iterator[Line]:
 
 
 def _last_values(rows: Sequence[Row]) -> Iterator[Line]:
-    for name, key, pattern in _LAST_VALUES:
-        value = last(rows, key)
-        if value is not None:
-            yield name, pattern.format(value)
+    if (reward := last(rows, "reward_mean")) is not None:
+        yield "reward of the last step", f"{reward:.3f}"
+    if (wall_s := last(rows, "time_s")) is not None:
+        stopped_s = _stopped_s(rows)
+        of_it = f", of them {stopped_s:.1f} s stopped" if stopped_s >= _SHORTEST_STOP_S else ""
+        yield "wall time", f"{wall_s:.1f} s{of_it}"
+
+
+def _stopped_s(rows: Sequence[Row]) -> float:
+    """Seconds of the rows in which the run was stopped: those that are neither idle nor busy."""
+    stopped_s, before_s = 0.0, 0.0
+    for row in rows:
+        spent = [value for key, value in row.items() if key.startswith(("idle/", "busy/"))]
+        numbers = [value for value in spent if isinstance(value, int | float)]
+        time_s = row.get("time_s")
+        if isinstance(time_s, int | float):
+            stopped_s += time_s - before_s - sum(numbers) if numbers else 0.0
+            before_s = time_s
+    return stopped_s
 
 
 def _rate(rows: Sequence[Row]) -> Iterator[Line]:
     """Over all steps: single ones, late in a run, may have nothing left to train on."""
     times = series(rows, "time_s")[1]
     num_tokens = sum(series(rows, "num_trained_tokens")[1])
-    if num_tokens and times[-1] > times[0]:
-        yield "trained tokens per second", f"{num_tokens / (times[-1] - times[0]):,.0f}"
+    seconds = times[-1] - times[0] - _stopped_s(rows) if times else 0.0
+    if num_tokens and seconds > 0:
+        yield "trained tokens per second", f"{num_tokens / seconds:,.0f}"
 
 
 def _staleness(rows: Sequence[Row]) -> Iterator[Line]:

@@ -220,5 +220,6 @@ def check_capacity(run: RunConfig, config: SchedulerConfig) -> None:
     if config.eval_interim_groups > config.eval_groups:
         raise ValueError(
             f"scheduler.eval_interim_groups: {config.eval_interim_groups} is more than the set of "
-            f"eval_groups = {config.eval_groups}; it takes a prefix of that set"
+            f"eval_groups = {config.eval_groups}, of which it takes the first ones: lower it, or raise "
+            "eval_groups"
         )

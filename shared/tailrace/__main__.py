@@ -2,6 +2,7 @@
 
 The base package has what services share; the command line needs the extra `cli`, a local cluster `all`.
 Where a package is missing, one line names it and its extra.
+Ctrl-C ends it with exit code 130, also while it is loaded.
 """
 
 import importlib
@@ -46,6 +47,8 @@ def main() -> None:
             f"'tailrace[{extra}]', or 'tailrace[all]' for a whole cluster on this machine\n"
         )
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

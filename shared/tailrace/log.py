@@ -20,6 +20,8 @@ from tailrace.config import ConfigError
 from tailrace.tracing import current_traceparent
 
 FORMS = ("json", "console")
+# Without variables: these may be keys, and whole batches.
+_exceptions = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
 
 
 class _Stderr:
@@ -96,7 +98,10 @@ def _renderers(form: str) -> list[Processor]:
         raise ConfigError(f"TAILRACE_LOG={form!r}: use one of {', '.join(FORMS)}")
     if form == "console":
         return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-    return [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    return [
+        structlog.processors.ExceptionRenderer(_exceptions),
+        structlog.processors.JSONRenderer(),
+    ]
 
 
 def _level(default: str) -> int:

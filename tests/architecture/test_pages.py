@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 GENERATED = {"reference.md"}
 PAGES = [
     ROOT / "README.md",
-    *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in GENERATED),
+    *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.name not in GENERATED),
     *sorted((ROOT / "services").glob("*/README.md")),
     *sorted((ROOT / "examples").glob("**/README.md")),
 ]
@@ -39,7 +39,7 @@ LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
 KEY = re.compile(r"[a-z_]+(\.[\w*]+)+")
 SETTING = re.compile(r"([a-z_]\w*(?:\.\w+)*): \S.*")
-NO_KEYS = {"error_kind", "logprobs", "parallel_tool_calls", "return_token_ids", "reward_model"}
+NO_KEYS = {"error", "error_kind", "logprobs", "parallel_tool_calls", "return_token_ids", "reward_model"}
 """Names before a colon that belong to requests, messages and rows instead."""
 
 

@@ -41,7 +41,10 @@ class SubprocRunner:
         except RunnerFailedError as error:
             raise ConfigError(str(error)) from error
         except ProcessStartError as error:
-            raise ConfigError(f"agents.workflow.python: {error}") from error
+            raise ConfigError(
+                f"agents.workflow.python: {error}: make that environment, with tailrace[agents] and "
+                "the agent's packages in it, or correct the path"
+            ) from error
 
     async def close(self) -> None:
         """Kill all processes."""

@@ -19,10 +19,18 @@ from tailrace_protos.subjects import SERVICES
 # the user's own code, named in `cluster.keep_environment`.
 KEPT_ENVIRONMENT = (
     "PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV", "PYTHONPATH",
-    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "HF_HOME", "HF_TOKEN",
-    "HF_HUB_OFFLINE", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS",
+    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_LIBRARY_PATH",
+    "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS",
     "OTEL_EXPORTER_OTLP_CERTIFICATE", "OTEL_RESOURCE_ATTRIBUTES", "TAILRACE_LOG_LEVEL",
 )  # fmt: skip
+# Of the way to models and data sets elsewhere: mirror, cache, proxy, certificates.
+KEPT_FOR_DOWNLOADS = (
+    "HF_HOME", "HF_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT", "HF_HUB_CACHE", "HF_HUB_OFFLINE",
+    "HF_HUB_DISABLE_XET", "HF_DATASETS_CACHE", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy",
+    "https_proxy", "all_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
+)  # fmt: skip
+DOWNLOAD = ("learner", "inference", "agents", "reward", "tools")
+_HERE = ("127.0.0.1", "localhost")  # where services call each other: never by a proxy
 ENGINE_PACKAGES = ("vllm", "sglang")  # engines that need an environment with a package of their name
 RUN_USER_CODE = ("agents", "reward", "tools")
 
@@ -124,7 +132,9 @@ def _service_spec(
 def service_environment(service: str, site: Site, config: ClusterConfig) -> dict[str, str]:
     """Environment of a process aside from addresses; user code alone gets the user's variables."""
     kept = KEPT_ENVIRONMENT + (config.keep_environment if service in RUN_USER_CODE else ())
+    kept += KEPT_FOR_DOWNLOADS if service in DOWNLOAD else ()
     env = {key: os.environ[key] for key in kept if key in os.environ}
+    env |= _without_proxy() if any(key.lower().endswith("_proxy") for key in env) else {}
     env |= {
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(site.num_threads),
@@ -141,6 +151,13 @@ def service_environment(service: str, site: Site, config: ClusterConfig) -> dict
         inherited = env.get("PYTHONPATH", "")
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site.user_modules), inherited]))
     return env
+
+
+def _without_proxy() -> dict[str, str]:
+    """Addresses to which no proxy leads: those of the user, and those of this machine."""
+    given = os.environ.get("NO_PROXY") or os.environ.get("no_proxy", "")
+    addresses = ",".join(filter(None, (given, *_HERE)))
+    return {"NO_PROXY": addresses, "no_proxy": addresses}
 
 
 def inference_python(config: ClusterConfig, engine: str) -> str:

@@ -90,7 +90,10 @@ def reserve_port(host: str, wanted: int, key: str) -> socket.socket:
         reservation.bind((host, wanted))
     except OSError as error:
         reservation.close()
-        raise ConfigError(f"cannot listen on {host}:{wanted} ({key}): {error.strerror}") from error
+        raise ConfigError(
+            f"cannot listen on {host}:{wanted} ({key.rpartition('.')[0]}.host, {key}): "
+            f"{error.strerror}: give an address of this machine, or 0.0.0.0 for all of them"
+        ) from error
     return reservation
 
 

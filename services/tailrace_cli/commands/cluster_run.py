@@ -161,7 +161,10 @@ def _interruption(tell: Callable[[str], None]) -> asyncio.Event:
 
     def interrupt(number: signal.Signals) -> None:
         event.set()
-        tell("ending: episodes are handed back, a checkpoint is saved; the signal again ends at once")
+        tell(
+            "ending: episodes are handed back, steps since the last checkpoint are saved; the signal "
+            "again ends at once"
+        )
         loop.remove_signal_handler(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):

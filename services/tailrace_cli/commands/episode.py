@@ -37,10 +37,11 @@ def play_in_terminal(
     model: str = "",
     tools: Sequence[str] = (),
     user_modules: Path | None = None,
-) -> None:
-    """Play the task `task_seed` of `tag` and print every turn.
+) -> int:
+    """Play the task `task_seed` of `tag` and print every turn; returns the exit code.
 
-    The model is that of `checkpoint`, or `model` behind the OpenAI `endpoint`. `tools` are
+    It is 1 for an episode that no run would train: a failure of code or connections, or a score that
+    failed. The model is that of `checkpoint`, or `model` behind the OpenAI `endpoint`. `tools` are
     `module:tool`s to run in this process, besides those that the experiment's cluster would serve.
     """
     log.configure(form="console", level="warning")  # the engine's notes are no part of the play
@@ -52,22 +53,23 @@ def play_in_terminal(
     console.print(f"task {task_seed} of {tag}")
     if endpoint:
         there = Endpoint(endpoint, model, os.environ.get("OPENAI_API_KEY", ""))
-        asyncio.run(_played(experiment, stage, screen, stage.play_at(there)))
-        return
+        return asyncio.run(_played(experiment, stage, screen, stage.play_at(there)))
     folder = model_folder(experiment, checkpoint)
     card = model_card(folder)
     # torch takes seconds to import; a missing folder and an endpoint need none of it.
     terminal_model = importlib.import_module("tailrace_cli.terminal.model")
     local: LocalModel = terminal_model.load_model(experiment, folder, card)
     console.print(f"model {local.folder}")
-    asyncio.run(_played(experiment, stage, screen, stage.play(local)))
+    return asyncio.run(_played(experiment, stage, screen, stage.play(local)))
 
 
 async def _played(
     experiment: Experiment, stage: Stage, screen: Screen, playing: Coroutine[Any, Any, EpisodeResult]
-) -> None:
+) -> int:
     result = await playing
-    screen.end(result, await score_here(experiment.reward, stage.task, result))
+    score = await score_here(experiment.reward, stage.task, result)
+    screen.end(result, score)
+    return 0 if score is not None and score.error is None else 1
 
 
 def _tag(experiment: Experiment, tag: str) -> str:

@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from tailrace.config import SECTIONS, RunConfig
-from tailrace.config.settings import Refused
+from tailrace.config.settings import Refused, Rule
+from tailrace_cli.commands.import_config import SYSTEMS
 from tailrace_cli.console import plain_console
-from tailrace_cli.reference import Entry, find, other_names, rule_named
+from tailrace_cli.reference import Entry, find, is_key, other_names, rule_named
 
 console = plain_console()
 
@@ -34,9 +35,11 @@ def explanation(name: str) -> Iterator[str]:
 
     Raises `ConfigError` with the closest names for an unknown one.
     """
-    rule = rule_named(name)
+    rule, system = rule_named(name), ""
+    if rule is None and not is_key(name):
+        rule, system = _foreign_rule(name)
     if rule is not None:
-        yield f"{name}: {', '.join(rule.sets) or rule.remark}"
+        yield f"{name}{system}: {', '.join(rule.sets) or rule.remark}"
         if rule.remark and not isinstance(rule, Refused):
             yield f"  {rule.remark}"
         names = [key for key in rule.sets if "*" not in key]
@@ -46,6 +49,15 @@ def explanation(name: str) -> Iterator[str]:
         own, *below = _with_itself_first(each, find(each))
         yield from _about(own) if own.name.count(".") == each.count(".") else [_in_short(own)]
         yield from map(_in_short, below)
+
+
+def _foreign_rule(name: str) -> tuple[Rule | None, str]:
+    """Rule of `tailrace import-config` for a setting of another system, and that system in brackets."""
+    for system in SYSTEMS.values():
+        for rule in system.rules:
+            if rule.name == name:
+                return rule, f" (of {system.title})"
+    return None, ""
 
 
 def _with_itself_first(name: str, found: list[Entry]) -> list[Entry]:

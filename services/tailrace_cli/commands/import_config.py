@@ -27,14 +27,14 @@ SYSTEMS: dict[str, System] = {system.name: system for system in (ROLL, VERL, ARE
 _NO_REWARD = "missing: reward.rewards: say what scores the replies to the rows of the data sets"
 _MISSING, _NOT_VALID, _NOT_MAPPED = "missing: ", "not valid: ", "not mapped: "
 _ABSENT = (
-    "missing required field",
+    "` is missing",
     "neither pretrain",
     "not neither",
     "needs values",
     "must be given with",
     "neither in",
 )
-_FIELD = re.compile(r"(?:([\w.]+): )?Object missing required field `(\w+)`")
+_FIELD = re.compile(r"(?:([\w.]+): )?the key `(\w+)` is missing")
 _ONLY_REFERRED_TO = "other settings refer to it, and have its value"
 
 

@@ -55,5 +55,10 @@ def init(example: str, to: str, console: Console) -> None:
     target = Path(to or Path(example).name)
     if target.exists():
         raise ConfigError(f"{target} exists: name another folder with --to")
-    shutil.copytree(examples_folder() / example, target, ignore=_LEFT_OUT)
+    try:
+        shutil.copytree(examples_folder() / example, target, ignore=_LEFT_OUT)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot copy to {target}: {error.strerror or error}: name another folder with --to"
+        ) from error
     console.print(f"{target}: now run: tailrace train {target}", soft_wrap=True)

@@ -16,7 +16,7 @@ from tailrace_cli.commands import submit as submitted
 from tailrace_cli.console import plain_console
 from tailrace_cli.log_text import print_log, readable
 from tailrace_cli.reporting.pages import RunReport, write_comparison
-from tailrace_cli.run_folders import RunFolder, State, find_run, runs_in
+from tailrace_cli.run_folders import DamagedRunError, RunFolder, State, find_run, runs_in
 from tailrace_cli.submission.cluster import Cluster
 from tailrace_cli.summary import last, read_health, read_metrics, summary_rows, summary_table
 
@@ -44,7 +44,11 @@ def runs_table(found: Iterable[RunFolder]) -> Table:
     """Table of runs: state, steps, newest held-out success, time."""
     table = Table("run", "state", "step", "sampled", "greedy", "time", box=None, pad_edge=False)
     for run in found:
-        state, _ = run.state()
+        try:
+            state, _ = run.state()
+        except DamagedRunError as error:
+            table.add_row(Text(run.path.name), Text(f"damaged: {error.path.name}", style="red"))
+            continue
         rows = read_metrics(run.path)
         table.add_row(
             Text(run.path.name),

@@ -49,35 +49,39 @@ Trace = Annotated[
     Path | None,
     typer.Option(help="Workload: directory of a run, replay CSV, groups or quantiles in JSON."),
 ]
-TraceScale = Annotated[float, typer.Option(help="Multiplies the tokens of the trace.")]
+TraceScale = Annotated[float, typer.Option(help="Multiplies the tokens of the trace.", min=0)]
 Servers = Annotated[str, typer.Option(help="Inference servers; several: 8,64,512.")]
-Episodes = Annotated[int, typer.Option(help="Episodes per server and optimizer step.")]
+Episodes = Annotated[int, typer.Option(help="Episodes per server and optimizer step.", min=1)]
 GroupsPerStep = Annotated[
-    int, typer.Option(help="Groups of a step on every size of cluster; 0: by --episodes.")
+    int, typer.Option(help="Groups of a step on every size of cluster; 0: by --episodes.", min=0)
 ]
-GroupSize = Annotated[int, typer.Option(help="Episodes of a group.")]
-MaxStaleness = Annotated[int, typer.Option(help="As in an experiment.")]
-MinValid = Annotated[int, typer.Option(help="Members that a group needs to close early.")]
+GroupSize = Annotated[int, typer.Option(help="Episodes of a group.", min=1)]
+MaxStaleness = Annotated[int, typer.Option(help="As in an experiment.", min=0)]
+MinValid = Annotated[int, typer.Option(help="Members that a group needs to close early.", min=1)]
 Policy = Annotated[
     Literal["mask", "drop", "wait", "close", "auto"], typer.Option(help="Of old groups.")
 ]
-Rho = Annotated[float, typer.Option(help="Learner time against engine time of a group.")]
+Rho = Annotated[float, typer.Option(help="Learner time against engine time of a group.", min=0)]
 LearnerTokensPerS = Annotated[
-    float, typer.Option(help="Context tokens that the learner trains a second; 0: by --rho.")
+    float, typer.Option(help="Context tokens that the learner trains a second; 0: by --rho.", min=0)
 ]
-KvTokens = Annotated[int, typer.Option(help="KV capacity of a server; 0: of --engine, or 500,000.")]
+KvTokens = Annotated[
+    int, typer.Option(help="KV capacity of a server; 0: of --engine, or 500,000.", min=0)
+]
 MaxRunning = Annotated[
-    int, typer.Option(help="Requests that a server decodes at once; 0: of --engine, or 256.")
+    int, typer.Option(help="Requests that a server decodes at once; 0: of --engine, or 256.", min=0)
 ]
-HostKvTokens = Annotated[int, typer.Option(help="KV kept in host memory; 0: of --engine, or none.")]
+HostKvTokens = Annotated[
+    int, typer.Option(help="KV kept in host memory; 0: of --engine, or none.", min=0)
+]
 EngineCosts = Annotated[
     Path | None, typer.Option(help="Costs and sizes as JSON; `simulate calibrate` writes them.")
 ]
 Slow = Annotated[float, typer.Option(help="Slowness of server 0, for example 5.")]
 Fails = Annotated[bool, typer.Option("--fails", help="Server 0 fails every call.")]
-WarmupSteps = Annotated[int, typer.Option(help="Steps before the measurement.")]
-Steps = Annotated[int, typer.Option(help="Measured steps.")]
-Seed = Annotated[int, typer.Option(help="Of the workload.")]
+WarmupSteps = Annotated[int, typer.Option(help="Steps before the measurement.", min=0)]
+Steps = Annotated[int, typer.Option(help="Measured steps.", min=1)]
+Seed = Annotated[int, typer.Option(help="Of the workload.", min=0)]
 To = Annotated[Path | None, typer.Option(help="Folder for result.json and pictures.")]
 
 
@@ -143,6 +147,10 @@ def simulate(
     """Simulate training on clusters of these sizes and print the measures of each."""
     if context.invoked_subcommand:
         return Simulated()
+    if not slow > 0:
+        raise ConfigError(f"--slow {slow:g}: must be above 0; 5 makes server 0 five times slower")
+    if to is not None:
+        _make_folder(to)
     chosen = load_trace(trace, trace_scale) if trace else BUILT_IN[workload]
     sizes = {"kv_tokens": kv_tokens, "max_running": max_running, "host_kv_tokens": host_kv_tokens}
     every = SimSettings(
@@ -167,9 +175,15 @@ def simulate(
         timelines.append(world.timeline)
     plain_console().print(_table(rows, f"{chosen.name}, policy {policy}, seed {seed}"))
     if to is not None:
-        to.mkdir(parents=True, exist_ok=True)
         (to / "result.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
     return Simulated(to, rows, timelines)
+
+
+def _make_folder(to: Path) -> None:
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--to {to}: {error.strerror}; give a folder that can be written") from None
 
 
 def _measures(world: World) -> dict[str, Any]:
@@ -216,9 +230,10 @@ def _costs(path: Path | None) -> dict[str, Any]:
         raise ConfigError(
             f"--engine {path}: {error}; give a JSON object of {', '.join((*costs, *sizes))}"
         ) from None
+    given = content if isinstance(content, dict) else {"the whole": content}
     wrong = [
         key
-        for key, value in content.items()
+        for key, value in given.items()
         if not isinstance(value, int | float) or not (value > 0 if key in costs else key in sizes)
     ]
     if wrong:

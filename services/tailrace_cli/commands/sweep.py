@@ -152,7 +152,17 @@ async def _run_all(
             children.discard(child)
             codes.append(code)
             if code:
-                console.print(f"run {run.path.name} ended with exit code {code}", style="red")
+                reason = _reason(log) if log and code != INTERRUPTED else ""
+                told = f"run {run.path.name} ended with exit code {code}{reason}"
+                console.print(told, style="red", soft_wrap=True)
 
     await asyncio.gather(*(play(place, *each) for place, each in enumerate(runs, 1)))
     return codes
+
+
+def _reason(log: Path) -> str:
+    """Error that a run's output ends with, or its last line; as an end of a sentence."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    starts = [place for place, line in enumerate(lines) if line.startswith("error: ")]
+    said = "\n".join(lines[starts[-1] if starts else -1 :])
+    return f": {said.removeprefix('error: ')}" if said else ""

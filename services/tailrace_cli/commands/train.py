@@ -14,7 +14,7 @@ from tailrace.data import load_dataset, source_baselines
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import importable_from
 from tailrace_agents.config import AgentsConfig
-from tailrace_cli.checkpoints import newest_checkpoint
+from tailrace_cli.checkpoints import has_begun, newest_checkpoint
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.commands.cluster_run import prepare_run_dir, run_to_the_end
 from tailrace_cli.experiment import Experiment, with_epochs
@@ -53,7 +53,9 @@ def train(
     finally:
         _conclude(experiment, console)
     if status is None:
-        console.print("interrupted: continue with resume_from_checkpoint=true")
+        begun = has_begun(experiment.run.run_dir)
+        remedy = "continue with resume_from_checkpoint=true" if begun else "nothing had begun yet"
+        console.print(f"interrupted: {remedy}")
         return INTERRUPTED
     return 0
 
@@ -67,8 +69,10 @@ def _conclude(experiment: Experiment, console: Console) -> None:
         baselines = _measured_baselines(experiment, console) if is_evaluated else NO_BASELINES
         lines = summary_rows(rows, health, baselines, run.eval_temperature)
         console.print(summary_table(f"run {run.path.name}", lines))
-        report = RunReport(run).write()
-        console.print(f"report: {report}", soft_wrap=True)
+        try:
+            console.print(f"report: {RunReport(run).write()}", soft_wrap=True)
+        except OSError as error:
+            _tell_unwritten("report.html", error, console)
 
 
 def write_summary(experiment: Experiment, path: str) -> None:
@@ -124,8 +128,18 @@ def _measured_baselines(experiment: Experiment, console: Console) -> Baselines:
         return {}
     if found:
         path = experiment.run.run_dir / "baselines.json"
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        part = path.with_name(f".{path.name}.part")
+        try:
+            part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            part.replace(path)
+        except OSError as error:
+            _tell_unwritten(path.name, error, console)
     return found
+
+
+def _tell_unwritten(name: str, error: OSError, console: Console) -> None:
+    """The run's result does not depend on the file."""
+    console.print(f"{name} is not written: {error}", style="yellow", soft_wrap=True)
 
 
 def measure_baselines(experiment: Experiment) -> dict[str, dict[str, float]]:

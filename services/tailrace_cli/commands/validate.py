@@ -73,7 +73,8 @@ def validate(
         raise InvalidConfigError(experiment.source, report.problems)
     for line in _described(report, experiment):
         _print(console, line)
-    loaded = f"{report.num_steps} things loaded in {report.took_s:.1f} s"
+    things = "thing" if report.num_steps == 1 else "things"
+    loaded = f"{report.num_steps} {things} loaded in {report.took_s:.1f} s"
     _print(console, f"{experiment.source}: valid ({loaded})")
 
 

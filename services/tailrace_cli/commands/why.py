@@ -37,7 +37,9 @@ def show_times(run: str, episode_id: str, output_dir: str, console: Console) -> 
     """
     timeline = timeline_of(read_events(log_of(run, output_dir)))
     if not episode_id:
-        _show(path_of_run(timeline), f"{run}: {timeline.ended - timeline.began:.1f} s", console)
+        stopped = f", without {timeline.stopped_s:.1f} s in which it was stopped"
+        title = f"{run}: {timeline.ended - timeline.began:.1f} s"
+        _show(path_of_run(timeline), title + (stopped if timeline.stopped_s else ""), console)
         return
     try:
         path = path_of_episode(timeline, episode_id)

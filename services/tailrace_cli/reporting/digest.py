@@ -3,13 +3,11 @@
 from collections import Counter, defaultdict
 from pathlib import Path
 
-import msgspec
-
+from tailrace_cli.run_folders import read_event
 from tailrace_cli.summary import HEALTH_MARKS, HealthLog
 from tailrace_protos.event import (
     EpisodeSettled,
     EvaluationFinished,
-    Event,
     EventBody,
     GroupDropped,
     StepFinished,
@@ -32,7 +30,6 @@ class RunDigest:
     def __init__(self, events: Path) -> None:
         self._events = events
         self._offset = 0  # bytes read
-        self._decoder = msgspec.json.Decoder(Event)
         self._step_of_version: dict[int, int] = {}
         self._oldest: defaultdict[str, list[int]] = defaultdict(
             list
@@ -55,7 +52,7 @@ class RunDigest:
                     return
                 self._offset += len(line)
                 if any(mark in line for mark in _MARKS):
-                    self._apply(self._decoder.decode(line).body)
+                    self._apply(read_event(self._events, line).body)
 
     def _apply(self, body: EventBody) -> None:
         self.health.apply(body)

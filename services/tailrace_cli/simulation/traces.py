@@ -31,11 +31,16 @@ def load_trace(path: Path, scale: float = 1.0) -> Workload:
         return _of_groups(path.stem, [[plan] for plan in sessions])
     if path.suffix != ".json":
         raise ConfigError(f"--trace {path}: must be a .csv file (replay format) or a .json file")
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if "output_tokens_quantiles" in content:
-        return _quantiles(path.stem, content, scale)
-    if "episodes" in content:
-        return _of_groups(path.stem, _tasks(content, scale))
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if "output_tokens_quantiles" in content:
+            return _quantiles(path.stem, content, scale)
+        if "episodes" in content:
+            return _of_groups(path.stem, _tasks(content, scale))
+    except (ValueError, TypeError, LookupError) as error:
+        raise ConfigError(
+            f"--trace {path}: {error!r}; give a file in the form of benchmarks/scheduling/traces"
+        ) from None
     raise ConfigError(f"--trace {path}: needs the key `episodes` or `output_tokens_quantiles`")
 
 

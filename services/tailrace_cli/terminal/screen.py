@@ -29,7 +29,7 @@ class Screen:
 
     def line(self, text: str) -> None:
         """Prints a line of plain text."""
-        self._console.print(text)
+        self._console.print(text, soft_wrap=True)
 
     def panel(self, title: str, text: str, style: str) -> None:
         """Prints a framed text."""

@@ -36,7 +36,7 @@ REMEDIES: dict[Cause, Remedy] = {
     Cause.START: Remedy(
         "services start, the model is loaded, the warm start trains",
         ("learner.warm_start",),
-        "fewer steps of the warm start; the rest is paid once per run",
+        "fewer steps of the warm start; the rest is paid once per start",
     ),
     Cause.QUEUE: Remedy(
         "an episode waited for an agents worker",

@@ -153,7 +153,10 @@ def _before_admission(
     step = timeline.steps[number]
     place = f"after {_name(step)}"
     yield from _with_evaluations(timeline, ready, admitted, Cause.ADMISSION, place)
-    yield PathPart(Cause.WEIGHTS, ready - step.finished_unix_s, place)
+    again = [start for start in timeline.starts if step.finished_unix_s <= start <= ready]
+    begun = again[-1] if again else ready
+    yield PathPart(Cause.START, ready - begun, f"the start {place}")
+    yield PathPart(Cause.WEIGHTS, begun - step.finished_unix_s, place)
 
 
 def _with_evaluations(

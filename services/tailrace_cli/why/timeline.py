@@ -1,12 +1,15 @@
 """Events of a run, sorted by group, episode and step.
 
-Times are seconds since the epoch, of the event log where an event has no time of its own.
+Times are seconds since the epoch, of the event log where an event has no time of its own, without those
+in which the run was stopped.
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from tailrace_protos.event import (
     EpisodeRedelivered,
@@ -17,6 +20,7 @@ from tailrace_protos.event import (
     EventBody,
     GroupAdmitted,
     GroupClosed,
+    RunStarted,
     ServerWeightsApplied,
     StepFinished,
 )
@@ -28,6 +32,8 @@ class Timeline:
 
     began: float = 0.0
     ended: float = 0.0
+    stopped_s: float = 0.0  # seconds in which the run was stopped
+    starts: list[float] = field(default_factory=list)  # by schedulers, the first one too
     admitted: dict[str, float] = field(default_factory=dict)  # by group
     closed: dict[str, float] = field(default_factory=dict)  # by group
     closings: list[tuple[float, str]] = field(default_factory=list)  # the same by time
@@ -55,13 +61,14 @@ class Timeline:
 
 def timeline_of(events: Iterable[Event]) -> Timeline:
     """Sorts the events of a run; without events both ends are 0."""
-    found = Timeline()
+    found, stops = Timeline(), _Stops()
     evaluation_began: float | None = None
     for event in events:
-        now = event.unix_s
+        stops.note(event)
+        now, body = stops.without(event.unix_s), stops.timed_without(event.body)
         found.began = min(found.began or now, now)
         found.ended = max(found.ended, now)
-        _sort_in(found, event.body, now)
+        _sort_in(found, body, now)
         if isinstance(event.body, EvaluationStarted):
             evaluation_began = now
         elif isinstance(event.body, EvaluationFinished) and evaluation_began is not None:
@@ -69,7 +76,39 @@ def timeline_of(events: Iterable[Event]) -> Timeline:
             evaluation_began = None
     found.closings = sorted((unix_s, group_id) for group_id, unix_s in found.closed.items())
     found.steps.sort(key=lambda step: step.finished_unix_s)
+    found.stopped_s = stops.seconds
     return found
+
+
+class _Stops:
+    """Times between the last event of a scheduler and the start of the next one."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[float, float]] = []
+        self._newest: float | None = None  # time of the newest event so far
+
+    @property
+    def seconds(self) -> float:
+        """Length of all of them."""
+        return sum(end - begin for begin, end in self._spans)
+
+    def note(self, event: Event) -> None:
+        """Take note of the next event of the log."""
+        newest = event.unix_s if self._newest is None else self._newest
+        if isinstance(event.body, RunStarted) and event.unix_s > newest:
+            self._spans.append((newest, event.unix_s))
+        self._newest = max(newest, event.unix_s)
+
+    def without(self, unix_s: float) -> float:
+        """A time less the stops before it."""
+        return unix_s - sum(max(0.0, min(unix_s, end) - begin) for begin, end in self._spans)
+
+    def timed_without(self, body: EventBody) -> EventBody:
+        """An event whose own times lack the stops before them."""
+        if not self._spans or not isinstance(body, EpisodeSettled | StepFinished):
+            return body
+        begin, end = self.without(body.started_unix_s), self.without(body.finished_unix_s)
+        return replace(body, started_unix_s=begin, finished_unix_s=end)
 
 
 def _sort_in(found: Timeline, body: EventBody, now: float) -> None:
@@ -86,5 +125,7 @@ def _sort_in(found: Timeline, body: EventBody, now: float) -> None:
             found.closed[body.group_id] = now
         case StepFinished():
             found.steps.append(body)
+        case RunStarted():
+            found.starts.append(now)
         case ServerWeightsApplied():
             found.applied.setdefault(body.policy_version, []).append(now)

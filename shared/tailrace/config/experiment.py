@@ -63,7 +63,7 @@ def decode_config(
         try:
             decoded = msgspec.convert(content, kind)
         except msgspec.ValidationError as error:
-            problems.append(_explain(str(error), kind, where, also_valid))
+            problems.append(_explain(str(error), content, kind, where, also_valid))
             content = _without_unknown_key(content, str(error))
             if content is not None:
                 continue
@@ -102,11 +102,15 @@ def _not_numbers(content: object, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`(?: - at `\$\.?([^`]*)`)?")
+_MISSING = re.compile(r"Object missing required field (`[^`]+`)")
+_WRONG_TYPE = re.compile(r"Expected `(.+)`, got `(?:str|int|float|bool)`")
 _NO_NAME = "Invalid enum value "
 _AT = re.compile(r"^(.*?)(?: - at `\$\.?([^`]*)`)?$", re.DOTALL)
 
 
-def _explain(reason: str, kind: type[Config], where: str, also_valid: tuple[str, ...]) -> str:
+def _explain(
+    reason: str, content: object, kind: type[Config], where: str, also_valid: tuple[str, ...]
+) -> str:
     """Rewrites msgspec's message as key, problem and remedy."""
     unknown = _UNKNOWN.match(reason)
     if unknown:
@@ -120,8 +124,21 @@ def _explain(reason: str, kind: type[Config], where: str, also_valid: tuple[str,
     assert matched is not None
     path = matched.group(2) or ""
     place = _join(where, path)
-    text = _with_names(matched.group(1), kind, path)
+    text = _MISSING.sub(r"the key \1 is missing: give it", matched.group(1))
+    named = _with_names(text, kind, path)
+    text = _with_value(text, content, path) if named == text else named
     return text if not place or text.startswith(f"{place}.") else f"{place}: {text}"
+
+
+def _with_value(reason: str, content: object, path: str) -> str:
+    """Adds the value to a `reason` about its type, if it stands at a plain path."""
+    wrong = _WRONG_TYPE.fullmatch(reason)
+    for step in path.split(".") if path else ():
+        content = content.get(step) if isinstance(content, Mapping) else None
+    if wrong is None or not isinstance(content, str | int | float):
+        return reason
+    remedy = f": write a list, [{content}]" if wrong.group(1) == "array" else ""
+    return f"{reason} ({content!r}){remedy}"
 
 
 def _with_names(reason: str, kind: type[Config], path: str) -> str:

@@ -75,7 +75,15 @@ def _opened(path: Path, key: str) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:
-        raise ConfigError(f"{key}.path: cannot read {path}: {error.strerror}") from error
+        reason = f"{error.strerror}{_place(path)}"
+        raise ConfigError(f"{key}.path: cannot read {path}: {reason}") from error
+
+
+def _place(path: Path) -> str:
+    """Says where a relative path was looked for, as an end of a sentence."""
+    if path.is_absolute():
+        return ""
+    return f"; paths are relative to the folder where Tailrace was started, {Path.cwd()}"
 
 
 def _jsonl(entry: DatasetEntry, key: str) -> RawRows:
@@ -106,6 +114,7 @@ def _decode(content: bytes, place: str) -> Any:
 def _parquet(entry: DatasetEntry, key: str) -> RawRows:
     parquet = load_extra("pyarrow.parquet", "data", f"{key}.path: a parquet file")
     for path in _files(entry, key):
+        _opened(path, key).close()
         try:
             batches = parquet.ParquetFile(path).iter_batches()
         except (OSError, ValueError) as error:

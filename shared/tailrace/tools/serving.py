@@ -1,6 +1,8 @@
 """Process of a tool worker: a service of the runtime with a `ToolWorker`."""
 
 import asyncio
+import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +38,8 @@ def tool_service(serving: ToolServing, endpoints: Endpoints) -> Service:
     """
     if not serving.tools and not serving.mcp:
         raise ConfigError("nothing to serve: name tools as module:name, or MCP servers")
+    for target in serving.mcp:
+        _check_program(target)
     loaded = [load_tool(dotted) for dotted in serving.tools]
     service = Service(
         "tools", RunConfig(exp_name=serving.run or NO_RUN), endpoints, drain_s=serving.drain_s + 5.0
@@ -45,6 +49,13 @@ def tool_service(serving: ToolServing, endpoints: Endpoints) -> Service:
     service.on_start(process.start)
     service.on_drain(process.drain)
     return service
+
+
+def _check_program(target: str) -> None:
+    """Refuses the command line of an MCP server whose program is not there; URLs pass."""
+    program = next(iter(shlex.split(target)), "")
+    if "://" not in target and shutil.which(program) is None:
+        raise ConfigError(f"MCP server {target}: there is no program {program!r}: correct the command")
 
 
 def load_tool(dotted: str, key: str = "tool") -> AnyTool:

@@ -266,5 +266,6 @@ async def test_a_workflow_that_cannot_be_made_ends_the_start(agent: str, reason:
 
 async def test_an_interpreter_that_is_not_there_ends_the_start() -> None:
     runner = SubprocRunner(args(mode="subproc", python="/no/such/python"))
-    with pytest.raises(ConfigError, match=r"agents\.workflow\.python: cannot start /no/such/python"):
+    told = r"agents\.workflow\.python: cannot start /no/such/python: .* make that environment"
+    with pytest.raises(ConfigError, match=told):
         await runner.start()

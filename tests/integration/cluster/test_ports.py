@@ -57,3 +57,9 @@ def test_a_host_that_is_not_ours_is_named() -> None:
 
 def test_a_free_port_is_chosen_where_none_is_wanted() -> None:
     assert choose_port(0, "cluster.nats_port") > 0
+
+
+def test_an_address_of_another_machine_is_named_with_its_key() -> None:
+    told = r"203\.0\.113\.7:0 \(gateway\.host, gateway\.port\): .*: give an address of this machine"
+    with pytest.raises(ConfigError, match=told):
+        reserve_port("203.0.113.7", 0, "gateway.port")

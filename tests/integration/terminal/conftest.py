@@ -47,8 +47,9 @@ def play(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
     monkeypatch.setattr(sys, "path", sys.path.copy())
     capfd.readouterr()
 
-    def played(example: str, *arguments: str) -> str:
-        app(["episode", str(EXAMPLES / example), *arguments], standalone_mode=False)
+    def played(example: str, *arguments: str, exit_code: int = 0) -> str:
+        words = ["episode", str(EXAMPLES / example), *arguments]
+        assert app(words, standalone_mode=False) == exit_code
         out, err = capfd.readouterr()
         assert "it/s" not in err, "a progress bar"
         return " ".join(out.split())

@@ -100,7 +100,7 @@ def test_an_endpoint_plays_a_workflow_and_every_call_is_shown(
 
 def test_an_endpoint_that_refuses_is_named(play: Play, endpoint: ScriptedEndpoint) -> None:
     endpoint.status = 503
-    shown = play("calculator", "--endpoint", endpoint.url, "--model", "m")
+    shown = play("calculator", "--endpoint", endpoint.url, "--model", "m", exit_code=1)
     assert "outcome infra_failure" in shown
     assert "answered 503" in shown
 

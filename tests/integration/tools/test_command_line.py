@@ -168,6 +168,12 @@ def check_mcp(nats_url: str, run_name: str) -> None:
     assert "'one' is not of type 'number' - at `a`" in wrong.stdout
 
 
+def test_a_command_of_an_mcp_server_that_is_not_there_is_refused_at_once() -> None:
+    refused = run("nats://127.0.0.1:9", "serve", "--mcp", "/no/such server.py")
+    told = "MCP server /no/such server.py: there is no program '/no/such': correct the command"
+    assert str(refused.exception) == told
+
+
 async def test_an_mcp_server_that_does_not_exist_is_a_user_s_mistake() -> None:
     server = McpServer("/no/such/program")
     connecting = asyncio.create_task(server.run())

@@ -111,6 +111,33 @@ def test_logs_go_to_the_runs_folder_or_where_they_are_wanted(tmp_path: Path) -> 
     assert elsewhere.logs_dir == tmp_path / "logs" / "a"
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ({}, "f: the key `exp_name` is missing: give it"),
+        ({"group_size": "four"}, "f: group_size: Expected `int`, got `str` ('four')"),
+        ({"group_size": 4.5}, "f: group_size: Expected `int`, got `float` (4.5)"),
+        ({"tracing": 3}, "f: tracing: Expected `object`, got `int` (3)"),
+        ({"chat": {"tool_parser": 1}}, "f: chat.tool_parser: Expected `str`, got `int` (1)"),
+    ],
+)
+def test_a_value_of_another_type_is_shown_and_a_missing_key_is_named(
+    content: dict[str, object], told: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        run_config({"exp_name": "a", **content} if content else {}, "f")
+    assert str(refused.value) == told
+
+
+def test_a_value_in_place_of_a_list_is_told_as_a_list() -> None:
+    with pytest.raises(ConfigError, match=r"s\.tags: Expected `array`, got `str` \('a'\): .* \[a\]$"):
+        section_config({"s": {"tags": "a"}}, "s", Listed, "f")
+
+
+class Listed(Config, frozen=True, kw_only=True):
+    tags: tuple[str, ...]
+
+
 class Named(Config, frozen=True, kw_only=True):
     loss: Literal["ppo_clip", "dapo"] | None = None
     transports: tuple[Literal["nats", "zmq"], ...] = ()

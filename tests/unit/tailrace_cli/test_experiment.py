@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tailrace.config import ConfigError
-from tailrace_cli.experiment import locate
+from tailrace_cli.experiment import composed, locate
 
 
 @pytest.mark.parametrize(
@@ -34,3 +35,62 @@ def test_an_experiment_that_is_not_there_is_a_mistake_with_the_places_looked_at(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"no experiment file at \.: looked for \., experiment\.yaml"):
         locate(".", None, None)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("nonsense", "'nonsense' is not of the form key=value"),
+        ("=4", "'=4' is not of the form key=value"),
+        ("pretrain=~/models/x", "needs quotes of its own: 'pretrain=\"~/models/x\"'"),
+        ("agents.tools=[a, f(x)]", "needs quotes inside the brackets"),
+        ("agents.tool=f(x)", "'agents.tool=f(x)' cannot be read: values are written as in YAML"),
+        ("seed=1,2", "which only `tailrace train` takes: give one, or a list: 'seed=[1,2]'"),
+        ("policy=3", "policy is a folder of files to choose from"),
+    ],
+)
+def test_an_override_that_cannot_be_read_is_shown_as_it_was_given_with_the_remedy(
+    tmp_path: Path, override: str, told: str
+) -> None:
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "experiment.yaml").write_text("exp_name: x\n")
+    with pytest.raises(ConfigError) as refused:
+        composed(tmp_path / "experiment.yaml", [override])
+    assert told in str(refused.value)
+    assert not {"++", "hydra.cc", "multirun"} & set(str(refused.value).split())
+
+
+def test_an_override_sets_changes_and_removes_keys(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text("exp_name: x\nseed: 1\nlearner: {loss: dapo, gamma: 0.9}\n")
+    assert composed(path, ["~learner.loss", "seed=2", "pretrain='~/models/x'", "agents.x=[a, b]"]) == {
+        "exp_name": "x",
+        "seed": 2,
+        "learner": {"gamma": 0.9},
+        "pretrain": "~/models/x",
+        "agents": {"x": ["a", "b"]},
+    }
+
+
+def test_files_are_composed_as_the_page_shows(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text()
+    mine = re.search(r"^```\n(# mine\.yaml\n.*?)^```", page, re.DOTALL | re.MULTILINE)
+    careful = re.search(r"^```yaml\n(# @package _global_\n.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert mine
+    assert careful
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "base.yaml").write_text("exp_name: base\nmax_steps: 1\nlearner: {pg_clip: 0.3}\n")
+    (tmp_path / "mine.yaml").write_text(mine[1])
+    for name in ("careful", "bold"):
+        (tmp_path / "policy" / f"{name}.yaml").write_text(careful[1].replace("0.1", f"0.{len(name)}"))
+    found = composed(tmp_path / "mine.yaml", ["policy=bold"])
+    assert (found["exp_name"], found["max_steps"], found["learner"]["pg_clip"]) == ("mine", 50, 0.4)
+    with pytest.raises(ConfigError, match=r"Could not find 'policy/brave'.*bold careful$"):
+        composed(tmp_path / "mine.yaml", ["policy=brave"])
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=f"{path}: it, or a file of its defaults, is no text"):
+        composed(path, [])

@@ -90,3 +90,40 @@ def test_a_command_that_lacks_a_package_ends_with_one_line(
         main()
     assert ended.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    target = tmp_path / "file" / "lake"
+    with pytest.raises(ConfigError, match=f"cannot copy to {target}: Not a directory: .* --to"):
+        run("init", "own_algorithm", "--to", str(target))
+
+
+def test_a_wrong_variable_of_the_logs_is_a_mistake_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tailrace", "init"])
+    monkeypatch.setenv("TAILRACE_LOG", "xml")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().out == "error: TAILRACE_LOG='xml': use one of json, console\n"
+
+
+def test_a_summary_that_could_not_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    example, summary = str(examples_folder() / "own_algorithm"), str(tmp_path / "none" / "it.json")
+    with pytest.raises(ConfigError, match=f"--summary-file {summary}: name a file in a folder that"):
+        run("train", example, f"output_dir={tmp_path}", "--summary-file", summary)
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_interruption_while_the_command_line_is_loaded_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(_name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130

@@ -97,6 +97,23 @@ def test_variables_that_the_user_names_reach_only_the_processes_with_code_of_his
     assert not [spec for spec in specs if {"OTHER_KEY", "NOT_SET"} & set(spec.env)]
 
 
+def test_the_way_to_the_hub_is_that_of_the_user_and_a_proxy_is_for_other_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example")
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    monkeypatch.setenv("no_proxy", ".example.org")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    environments = {spec.name: spec.env for spec in plan(ClusterConfig(num_sandboxes=1), 1)}
+    told = [name for name, env in environments.items() if "HF_ENDPOINT" in env]
+    assert told == ["learner", "inference", "reward", "agents"]
+    for name in told:
+        env = environments[name]
+        assert env["https_proxy"] == "http://proxy.example:3128"
+        assert env["NO_PROXY"] == env["no_proxy"] == ".example.org,127.0.0.1,localhost"
+    assert not [name for name in environments.keys() - set(told) if "no_proxy" in environments[name]]
+
+
 def gpus(config: ClusterConfig) -> dict[str, str]:
     """GPUs of each process that gets some."""
     specs = plan(config)

@@ -155,3 +155,19 @@ def test_options_and_words_for_another_program_are_no_keys() -> None:
     assert refusal("train", "x", "--overwrite", "--help", "--unknown") == ""
     assert refusal("import-config", "verl", "--", "--group_size=3") == ""
     assert "write group_size=3" in refusal("import-config", "verl", "--group_size=3")
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "key"),
+    [
+        ("actor_rollout_ref.rollout.n", "verl", "group_size"),
+        ("gconfig.n_samples", "AReaL", "group_size"),
+        ("rollout_batch_size", "ROLL", "groups_per_step"),
+    ],
+)
+def test_a_setting_of_another_system_is_explained_by_the_key_that_it_becomes(
+    name: str, title: str, key: str
+) -> None:
+    first, *others = explanation(name)
+    assert first == f"{name} (of {title}): {key}"
+    assert key in others

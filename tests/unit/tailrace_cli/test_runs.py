@@ -1,5 +1,6 @@
 """`tailrace runs`, `status`, `logs`, `stop` on folders of runs; a real process holds a running one."""
 
+import errno
 import json
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 
 from tailrace.config import ConfigError
 from tailrace_cli.__main__ import app, main
+from tailrace_cli.commands.init import examples_folder
 from tailrace_cli.run_folders import find_run
 from tailrace_protos.event import (
     Event,
@@ -64,6 +67,41 @@ def test_a_run_of_another_user_is_told_by_its_file(
         main()
     assert ended.value.code == 2
     assert "/runs/theirs/state/lock is not this user's" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("has_begun", "told"),
+    [(True, "continue with resume_from_checkpoint=true"), (False, "nothing had begun yet")],
+)
+def test_an_interrupted_run_says_whether_there_is_something_to_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_begun: bool, told: str
+) -> None:
+    def begin(_experiment: object, *_others: object, **_options: object) -> None:
+        folder = make_run(tmp_path, *((STARTED,) if has_begun else ()))
+        if not has_begun:
+            (folder / "events.jsonl").unlink()
+            (folder / "metrics.jsonl").unlink()
+
+    monkeypatch.setattr("tailrace_cli.commands.train.run_to_the_end", begin)
+    example = str(examples_folder() / "own_algorithm")
+    printed = run("train", example, "exp_name=lake", f"output_dir={tmp_path}", exit_code=130)
+    assert printed.splitlines()[-1] == f"interrupted: {told}"
+
+
+def test_a_run_on_a_disk_that_cannot_be_written_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path, STARTED, FINISHED)
+    (folder / "state" / "lock").write_text("1")
+    opened = Path.open
+
+    def read_only(path: Path, mode: str = "r", *others: Any, **options: Any) -> Any:
+        if mode != "r" and mode != "rb":
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return opened(path, mode, *others, **options)
+
+    monkeypatch.setattr(Path, "open", read_only)
+    assert "finished" in run("status", str(folder))
 
 
 @contextmanager
@@ -185,3 +223,38 @@ def test_a_report_is_written_of_a_run_as_it_stands(tmp_path: Path) -> None:
     folder = make_run(tmp_path, STARTED)
     run("report", str(folder))
     assert "0.750" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "events.jsonl", "launch.json", "baselines.json"])
+def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str) -> None:
+    folder = make_run(tmp_path, STARTED)
+    (folder / name).write_text('{"type":"run_started"\n')
+    with pytest.raises(ConfigError, match=f"{folder / name} is damaged, or of another version"):
+        run("report", str(folder))
+
+
+def test_a_damaged_run_hides_no_other_one_from_the_list(tmp_path: Path) -> None:
+    (make_run(tmp_path, STARTED, name="a") / "events.jsonl").write_text('{"type":"run_started"}\n')
+    make_run(tmp_path, STARTED, FINISHED, name="b")
+    told = run("runs", "--output-dir", str(tmp_path)).splitlines()
+    assert told[1].split() == ["a", "damaged:", "events.jsonl"]
+    assert "finished" in told[2]
+
+
+def test_an_exception_in_a_log_is_shown_by_its_text_and_its_places(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, STARTED)
+    program = (
+        "from tailrace import log; log.configure(service='agents', form='json')\n"
+        "def play(key): raise ValueError('the lake [is] away')\n"
+        "try: play('sesame')\n"
+        "except ValueError as error: log.get_logger('m').error('failed', exc_info=error)\n"
+    )
+    with (folder / "logs" / "agents.log").open("w") as output:
+        subprocess.run([sys.executable, "-c", program], stderr=output, check=True)
+    assert "sesame" not in (folder / "logs" / "agents.log").read_text()
+    _, *told = run("logs", str(folder)).splitlines()
+    assert [each.strip() for each in told] == [
+        "ValueError: the lake [is] away",
+        "<string>:3 <module>",
+        "<string>:2 play",
+    ]

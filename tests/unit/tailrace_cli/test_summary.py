@@ -25,6 +25,16 @@ def test_the_rate_is_that_of_the_run_and_not_of_a_last_step_that_had_nothing_to_
     assert dict(summary_rows([START, BUSY, EMPTY]))["trained tokens per second"] == "90"
 
 
+def test_time_in_which_a_run_was_stopped_is_no_time_of_work() -> None:
+    first: Row = START | {"idle/weights": 10.0}
+    step: Row = {"step": 1, "time_s": 14.0, "num_trained_tokens": 300, "busy/learner": 4.0}
+    resumed: Row = {"step": 2, "time_s": 1020.0, "num_trained_tokens": 300, "busy/learner": 6.0}
+    rows = dict(summary_rows([first, step, resumed]))
+    assert rows["trained tokens per second"] == "60"
+    assert rows["wall time"] == "1020.0 s, of them 1000.0 s stopped"
+    assert dict(summary_rows([first, step]))["wall time"] == "14.0 s"
+
+
 def test_a_run_that_only_evaluated_has_no_rate() -> None:
     rows = dict(summary_rows([START]))
     assert "trained tokens per second" not in rows

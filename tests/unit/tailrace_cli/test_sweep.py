@@ -91,7 +91,7 @@ def test_runs_are_compared_and_a_failed_one_is_told(
     code = sweep(runs, 2, tmp_path, Console(width=100))
     assert code == 2
     told = capfd.readouterr().out
-    assert "run absent ended with exit code 2" in told
+    assert f"run absent ended with exit code 2: no run '{absent}' in runs" in told
     assert "0.750" in told
     assert "no run" in (tmp_path / "absent.log").read_text()
     assert "good" in (tmp_path / "comparison.html").read_text()

@@ -134,6 +134,24 @@ def test_an_admission_waits_for_the_weights_of_the_step_before_it() -> None:
     assert seconds[Cause.ADMISSION] == pytest.approx(0.25)
 
 
+def test_a_run_that_was_stopped_lost_no_time_but_that_of_its_next_start() -> None:
+    log = Log()
+    log.group("a", 1, [(1, 6)], 6)
+    log.step(1, ("a",), 6, 8)
+    log.at(9, ServerWeightsApplied("s0", 1, 0.1))
+    log.at(5000, RunStarted("run", ""))
+    log.at(5004, ServerWeightsApplied("s0", 1, 0.1))
+    log.group("b", 5004, [(5004, 5012)], 5012)
+    log.step(2, ("b",), 5012, 5013)
+    timeline = timeline_of(log.events)
+    assert timeline.stopped_s == pytest.approx(4991)
+    seconds = summed(path_of_run(timeline))
+    assert sum(seconds.values()) == pytest.approx(5013 - 4991)
+    assert seconds[Cause.START] == pytest.approx(1 + 4)
+    assert seconds[Cause.WEIGHTS] == pytest.approx(1)
+    assert seconds[Cause.LEARNER] == pytest.approx(2 + 1)
+
+
 def test_a_late_admission_waits_for_the_group_that_made_room() -> None:
     log = Log()
     log.group("a", 1, [(1, 9)], 9)

@@ -157,6 +157,8 @@ def test_bad_sources_are_named_with_their_key(tmp_path: Path) -> None:
     cases = [
         (broken, rf"{broken}:3: is not valid JSON"),
         (tmp_path / "none.jsonl", r"sums\.path: cannot read .*none\.jsonl: No such file"),
+        ("none.jsonl", r"none\.jsonl: No such file or directory; paths are relative to .* started, /"),
+        ("none.parquet", r"none\.parquet: No such file or directory; paths are relative to"),
         (tmp_path / "object.json", "must hold a list of rows, found dict"),
         (tmp_path / "no.parquet", r"sums\.path: cannot read .*no\.parquet"),
         (empty, "agents.datasets.sums: .* gives no rows"),

@@ -191,3 +191,39 @@ def test_the_command_writes_its_result_and_pictures(tmp_path: Path) -> None:
         "timeline_1.png",
         "timeline_2.png",
     }
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "Expecting property name"),
+        ('{"episodes": [1]}', "in the form of benchmarks/scheduling/traces"),
+        ("[]", "needs the key `episodes`"),
+    ],
+)
+def test_a_trace_that_is_none_is_refused_by_its_name(tmp_path: Path, content: str, told: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=told) as refused:
+        load_trace(path)
+    assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--slow", "0"), ("--to", __file__), ("--engine", "list.json"), ("--trace", "list.json")],
+)
+def test_an_option_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("list.json").write_text("[]")
+    with pytest.raises(ConfigError, match=options[0]):
+        CliRunner().invoke(app, ["simulate", *options], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("option", ["--steps", "--group-size", "--episodes"])
+def test_a_number_that_makes_no_run_is_refused(option: str) -> None:
+    refused = CliRunner().invoke(app, ["simulate", option, "0"])
+    assert refused.exit_code == 2
+    assert option in refused.output
