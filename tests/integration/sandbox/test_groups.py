@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,16 +67,17 @@ SHARERS = (
     "    if pid == 0:\n        time.sleep(1); os._exit(x[-1] != 120)\n    pids.append(pid)\n"
     "print([os.waitpid(pid, 0)[1] for pid in pids])"
 )
-_FORKS = "import os, socket, time\nfor _ in range(9):\n    if os.fork() == 0: break\nkept = []\n"
-KERNEL = {  # about 13 MiB
+_FORKS = "import os, socket, time\nfor _ in range(11):\n    if os.fork() == 0: break\nkept = []\n"
+KERNEL = {  # 16 MiB and more
     "pipes": _FORKS
-    + "for _ in range(20):\n    r, w = os.pipe(); os.set_blocking(w, False); kept.append(r)\n"
+    + "for _ in range(22):\n    r, w = os.pipe(); os.set_blocking(w, False); kept.append(r)\n"
     "    try:\n        while True: os.write(w, bytes(4096))\n    except OSError: pass\n",
     "sockets": _FORKS
     + "for _ in range(4): kept += socket.socketpair()\nfor s in kept:\n    s.setblocking(False)\n"
     "    try:\n        while True: s.send(bytes(1 << 15))\n    except OSError: pass\n",
 }
-_REST = "x = bytearray(b'x' * (8 << 20))\ntime.sleep({sleep_s})"  # 80 MiB in all
+_TOUCH = "x = bytearray({mib} << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\n"
+_REST = _TOUCH.format(mib=6) + "time.sleep({sleep_s})"  # 72 MiB in all
 
 
 def test_pages_that_processes_share_count_once(grouped: Box) -> None:
@@ -92,8 +94,30 @@ def test_memory_beyond_the_limit_ends_the_call_alone_and_is_told(grouped: Box) -
     assert OVER in hogged
     assert beside == str(40 << 20)
     assert _groups(grouped) == before, "no zygote died"
-    assert any(values((path / "memory.events").read_text())["oom_kill"] for path in before)
     assert grouped.python("print('after')").stdout == "after\n"
+
+
+def test_a_call_that_the_kernel_ends_for_its_memory_is_told_so_and_its_zygote_lives(
+    grouped: Box,
+) -> None:
+    """The limit of the kernel is set below that of the checks, so that it is the one that holds."""
+    grouped.wait(grouped.runner.close_processes())
+    assert grouped.python("1").is_ok
+    (path,) = _groups(grouped)
+    zygote = (path / "cgroup.procs").read_text()
+    (path / "memory.max").write_text(str(60 * MIB))
+    for _ in range(3):
+        killed = _ooms(path)
+        outcome = grouped.python(HOG.format(forks=9, mib=9))
+        assert outcome.reason == "memory"
+        assert _ooms(path) > killed
+        assert grouped.python("print('after')").stdout == "after\n"
+    assert (path / "cgroup.procs").read_text() == zygote
+    grouped.wait(grouped.runner.close_processes())
+
+
+def _ooms(path: Path) -> int:
+    return values((path / "memory.events").read_text())["oom_kill"]
 
 
 @pytest.mark.parametrize("kind", KERNEL)
@@ -109,6 +133,16 @@ def test_a_call_has_as_many_processes_as_its_limit_says(grouped: Box) -> None:
         "    if pid == 0: time.sleep(60); os._exit(0)\n    number += 1\nprint(number)"
     )
     assert grouped.python(code).stdout == f"{LIMITS.max_processes}\n"
+
+
+def test_a_call_cannot_change_or_leave_its_group(grouped: Box) -> None:
+    grouped.wait(grouped.runner.close_processes())
+    assert grouped.python("1").is_ok
+    (path,) = _groups(grouped)
+    names = [str(file) for folder in (path, *path.parents[:2]) for file in folder.iterdir()]
+    assert str(path / "memory.max") in names
+    code = f"import os\nfor name in {names!r}:\n    for mode in (os.O_WRONLY, os.O_RDONLY):\n        try: os.open(name, mode)\n        except OSError: continue\n        print(name, mode)"
+    assert grouped.python(code).stdout == ""
 
 
 def test_a_session_that_runs_out_of_memory_says_so_and_the_next_call_starts_a_new_one(
@@ -130,9 +164,10 @@ def test_a_session_that_runs_out_of_memory_says_so_and_the_next_call_starts_a_ne
 def test_files_of_a_call_do_not_use_up_its_memory(grouped: Box) -> None:
     code = (
         f"open('f', 'wb').write(bytes({LIMITS.disk_bytes - MIB}))\n"
-        "x = bytearray(b'x' * (70 << 20))\nimport time; time.sleep(0.5)\nprint(len(x))"
+        + _TOUCH.format(mib=80)
+        + "import time; time.sleep(0.5)\nprint(len(x))"
     )
-    assert grouped.python(code).stdout == f"{70 << 20}\n"
+    assert grouped.python(code).stdout == f"{80 << 20}\n"
 
 
 def test_no_group_outlives_its_service(grouped: Box) -> None:
@@ -153,16 +188,11 @@ def test_no_group_outlives_its_service(grouped: Box) -> None:
 def test_groups_of_a_killed_service_go_when_the_next_one_starts(grouped: Box) -> None:
     left = Groups.open()
     inner = left.make()
-    child = os.fork()
-    if child == 0:
-        (inner.path / "cgroup.procs").write_text("0")
-        while True:
-            os.read(os.pipe()[0], 1)
+    child = subprocess.Popen(["/bin/sleep", "600"])
+    (inner.path / "cgroup.procs").write_text(str(child.pid))
     os.close(left._lock)  # as the kernel does for a process that ends
-    while str(child) not in (inner.path / "cgroup.procs").read_text().split():
-        os.sched_yield()
     Groups.open().close()
-    assert os.waitpid(child, 0)[1] == 9
+    assert child.wait(60) == -9
     Groups.open().close()  # what was dying then is gone now
     assert not left.path.exists()
     assert grouped.place.groups is not None
