@@ -201,7 +201,7 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
             checked_node(path.read_text(encoding="utf-8", errors="replace"))
         with initialize_config_dir(config_dir=str(path.absolute().parent), version_base="1.3"):
             return compose(path.stem, list(overrides))
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
 
 

@@ -2,7 +2,7 @@
 
 Below the service's own group, or beside it where an earlier service moved it aside:
 
-    tailrace-services     processes of the own group, since a group whose children have limits holds none
+    tailrace-services     processes of the own group, for one whose children have limits holds none
     tailrace-sandbox-*    of one service, locked for as long as it lives
         zygote-*          a zygote and its call, with the limits of the call
 

@@ -30,4 +30,6 @@ def _plain(field: str) -> str:
 
 def values(text: str) -> dict[str, int]:
     """Numbers by name, as `memory.stat` and `memory.events` list them."""
-    return {name: int(number) for name, _, number in (line.partition(" ") for line in text.splitlines())}
+    return {
+        name: int(number) for name, _, number in (line.partition(" ") for line in text.splitlines())
+    }

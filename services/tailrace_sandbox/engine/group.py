@@ -1,8 +1,8 @@
 """The cgroup that a zygote shares with its call, where the service makes some.
 
-Invariants: the service sets the limits, and nothing in the group may change them; when the memory of the
-group is used up, the kernel ends processes of the call and never the zygote, because those are the first
-to go (`oom_score_adj`); the zygote is told at once and ends the rest.
+Invariants: the service sets the limits, and nothing in the group may change them; when the memory of
+the group is used up, the kernel ends processes of the call and never the zygote, because those are the
+first to go (`oom_score_adj`); the zygote is told at once and ends the rest.
 """
 
 import os
@@ -49,7 +49,8 @@ class Group:
 
         Ends for want of memory on the machine, or in a group around this one, are no fault of the call.
         """
-        return all(now > before for now, before in zip(self._read_shortages(), self._shortages, strict=True))
+        (shortages, ends), (shortages_before, ends_before) = self._read_shortages(), self._shortages
+        return shortages > shortages_before and ends > ends_before
 
     def _read_shortages(self) -> tuple[int, int]:
         found = values(_read(self.events))  # which also makes the next event readable

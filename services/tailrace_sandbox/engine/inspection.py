@@ -119,7 +119,11 @@ class Inspection:
         self._held = self._surveyor.holdings()
         self._used = workspace.measure(self._folder, self._limits.max_files)
         self._distinct_bytes = found.memory_bytes
-        if self._group is None and found.num_processes > 1 and found.memory_bytes <= self._limits.memory_bytes:
+        if (
+            self._group is None
+            and found.num_processes > 1
+            and found.memory_bytes <= self._limits.memory_bytes
+        ):
             self._distinct_bytes = self._surveyor.distinct_bytes()
 
 

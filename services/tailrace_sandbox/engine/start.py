@@ -92,8 +92,8 @@ def _processes_outside(start: Start) -> int:
     """Number of this user's processes outside the call: the zygote alone, if the user is its own.
 
     Otherwise the kernel also counts those of other containers, which are invisible here. The fork gate
-    or a cgroup counts without it. Where there is none, ask the kernel: fork below the limit fails. Some are added
-    for those that start later.
+    or a cgroup counts without it. Where there is none, ask the kernel: fork below the limit fails. Some
+    are added for those that start later.
     """
     if start.uid >= 0:
         return 1

@@ -1,4 +1,4 @@
-"""Paths of a server's socket: in the run's folder, or in one of this user alone where that is too long."""
+"""Paths of a server's socket: in the run's folder, or in one of this user alone if that is too long."""
 
 from __future__ import annotations
 
