@@ -204,13 +204,13 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
             checked_node(path.read_text(encoding="utf-8", errors="replace"))
         with initialize_config_dir(config_dir=str(path.absolute().parent), version_base="1.3"):
             return compose(path.stem, list(overrides))
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        told = str(error).partition("Config search path")[0]  # folders of ours follow
-        raise ConfigError(f"{path}: {' '.join(told.split())}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{path}: it, or a file of its defaults, is no text in UTF-8: save it as UTF-8"
         ) from error
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+        told = str(error).partition("Config search path")[0]  # folders of ours follow
+        raise ConfigError(f"{path}: {' '.join(told.split())}") from error
 
 
 def composed(path: Path, overrides: Sequence[str]) -> dict[str, Any]:

@@ -15,6 +15,11 @@ CALL_SECONDS = Histogram(
 )
 SESSIONS = Gauge("tailrace_sandbox_sessions", "Sessions that are open.")
 TIER = Gauge("tailrace_sandbox_tier", "1 for the tier of confinement in use.", ["tier"])
+MEMORY_LIMIT = Gauge(
+    "tailrace_sandbox_memory_limit",
+    "1 for what limits the memory of calls (cgroup, or the checks of the zygotes).",
+    ["by"],
+)
 LOST_ZYGOTES = Counter(
     "tailrace_sandbox_lost_zygotes", "Processes replaced because they ended by themselves."
 )

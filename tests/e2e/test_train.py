@@ -271,24 +271,28 @@ def test_a_run_continues_from_its_checkpoint(asynchronous: tuple[Path, str]) -> 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of a synchronous run that Ctrl-C ended after some steps; nothing of it runs on."""
-    output_dir = tmp_path_factory.mktemp("interrupted")
+    return _ended_by(signal.SIGINT, tmp_path_factory.mktemp("interrupted") / "sync", num_rows=7)
+
+
+def _ended_by(number: signal.Signals, run_dir: Path, num_rows: int) -> Path:
+    """Start a run, send it the signal after so many rows of metrics; its directory."""
     settings = ("max_steps=100000", "max_staleness=0")
-    argv = command("train", *settings, output_dir=output_dir, exp_name="sync")
+    argv = command("train", *settings, output_dir=run_dir.parent, exp_name=run_dir.name)
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    metrics = output_dir / "sync" / "metrics.jsonl"
+    metrics = run_dir / "metrics.jsonl"
     deadline = time.monotonic() + 150
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 7):
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= num_rows):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.05)
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 8
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, number)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130, printed
     _, alive = psutil.wait_procs(children, timeout=5)
     assert alive == []
-    return output_dir / "sync"
+    return run_dir
 
 
 def test_ctrl_c_drains_and_leaves_nothing_running(interrupted: Path) -> None:
@@ -296,8 +300,18 @@ def test_ctrl_c_drains_and_leaves_nothing_running(interrupted: Path) -> None:
 
 
 def test_ctrl_c_saves_a_checkpoint_of_the_last_step(interrupted: Path) -> None:
-    last = build_ledger(interrupted).last_step
-    assert (interrupted / "checkpoints" / f"step_{last}" / "run_state.json").exists()
+    _has_checkpoint_of_last_step(interrupted)
+
+
+def test_sigterm_saves_a_checkpoint_of_the_last_step(tmp_path: Path) -> None:
+    """As Slurm sends it before it takes the machine away."""
+    _has_checkpoint_of_last_step(_ended_by(signal.SIGTERM, tmp_path / "preempted", num_rows=3))
+
+
+def _has_checkpoint_of_last_step(run_dir: Path) -> None:
+    last = build_ledger(run_dir).last_step
+    assert last > 0
+    assert (run_dir / "checkpoints" / f"step_{last}" / "run_state.json").exists()
 
 
 def test_a_resume_without_steps_left_is_refused_and_changes_nothing(interrupted: Path) -> None:

@@ -19,7 +19,9 @@ from rich.table import Table
 from tailrace.config import ConfigError
 from tailrace_cli.cluster.servers import nats_server_binary, redis_server_binary
 from tailrace_cli.config import ClusterConfig
+from tailrace_sandbox.adapters.groups import delegated_folder
 from tailrace_sandbox.adapters.place import probe
+from tailrace_sandbox.core.cgroups import NotDelegatedError
 from tailrace_sandbox.core.tiers import Features, findings, tier
 
 FindFeatures = Callable[[str], Awaitable[Features]]  # of the kernel, by an interpreter's path
@@ -131,9 +133,18 @@ def _sandbox(find_features: FindFeatures) -> Iterator[DoctorLine]:
         return
     for finding in findings(features):
         yield DoctorLine(finding.what, finding.state, finding.remedy)
+    yield _memory_limit()
     found = tier(features)
     otherwise = f"mend the above, or set sandbox.tier={found} and isolate the service"
     yield DoctorLine("sandbox tier", found, "" if found == "full" else otherwise)
+
+
+def _memory_limit() -> DoctorLine:
+    """Either way is fine; the cgroups are of the shell in which this runs."""
+    try:
+        return DoctorLine("memory of tool code", f"limited by cgroups in {delegated_folder()}")
+    except NotDelegatedError as error:
+        return DoctorLine("memory of tool code", f"limited by checks, no cgroups: {error}")
 
 
 async def _ask(find_features: FindFeatures) -> Features:

@@ -9,6 +9,7 @@ import re
 import shlex
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ _FILE_OPTION = re.compile(r"(--config(?:[-_](?:path|name|dir))?|-cn|-cp|-cd)(?:=
 _ONLY_SHELL = re.compile(r"\$\(|`|\$\w+")
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)")
 _LAUNCHER = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
+_OPENING, _CLOSING = "[{(", "]})"
+_MAX_DEPTH = 50
 _HOME = "TAILRACE_HOME"  # stands for ~, which Hydra's grammar does not know
 _IGNORED = "_target_"  # names a class of that system
 _COMPOSITION_KEYS = ("defaults", "hydra")
@@ -92,7 +95,7 @@ def _file(path: Path) -> tuple[DictConfig, dict[str, str]]:
         if node is None:
             return OmegaConf.create({}), {}
         content = None if isinstance(node, yaml.ScalarNode) else OmegaConf.create(text)
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:  # of a number too long
         if (words := _listed(text.splitlines())) is not None:
             return _overrides(words)
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
@@ -185,6 +188,8 @@ def _update(content: DictConfig, words: Sequence[str]) -> dict[str, str]:
 
 def _set(settings: DictConfig, parser: OverridesParser, word: str) -> str:
     """Applies an override; returns the reason if that is not possible."""
+    if _depth(word) > _MAX_DEPTH:  # Hydra's grammar takes time that is quadratic in it
+        return f"not read: brackets are nested more than {_MAX_DEPTH} deep"
     try:
         override = parser.parse_override(word.replace("~/", f"{_HOME}/"))
         key = override.key_or_group
@@ -194,9 +199,15 @@ def _set(settings: DictConfig, parser: OverridesParser, word: str) -> str:
             return "several values to try one by one: give one"
         value = None if override.is_delete() else _with_home(override.value())
         OmegaConf.update(settings, key, value, merge=True, force_add=True)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # of a number too long
         return f"not read: {' '.join(str(error).split())}"
     return ""
+
+
+def _depth(word: str) -> int:
+    """Most brackets that are open at once."""
+    steps = ((char in _OPENING) - (char in _CLOSING) for char in word)
+    return max(accumulate(steps), default=0)
 
 
 def _with_home(value: Any) -> Any:

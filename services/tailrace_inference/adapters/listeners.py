@@ -63,7 +63,7 @@ class Listeners:
 
     def _make_zmq(self, server_id: str, state_dir: Path) -> ZmqGenerateServer:
         if not self._config.bind_host:
-            return ZmqGenerateServer(f"ipc://{_socket_path(server_id, state_dir)}")
+            return ZmqGenerateServer(f"ipc://{socket_path(server_id, state_dir)}")
         keys = None
         if self._config.bind_host not in _LOOPBACK:
             keys = CurveKeys.generate()
@@ -71,7 +71,7 @@ class Listeners:
         return ZmqGenerateServer(f"tcp://{self._config.bind_host}:*", keys=keys)
 
 
-def _socket_path(server_id: str, state_dir: Path) -> Path:
+def socket_path(server_id: str, state_dir: Path) -> Path:
     """Path in the state directory, or in a private folder of /tmp if that path is too long."""
     state_dir.mkdir(parents=True, exist_ok=True)
     path = state_dir / f"{server_id}.sock"

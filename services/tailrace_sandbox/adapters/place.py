@@ -18,8 +18,10 @@ from typing import IO, Any
 from tailrace.config import ConfigError
 from tailrace.log import get_logger
 from tailrace_sandbox import metrics
+from tailrace_sandbox.adapters.groups import Groups, ZygoteGroup
 from tailrace_sandbox.adapters.zygote import ENVIRONMENT, program
 from tailrace_sandbox.config import SandboxConfig
+from tailrace_sandbox.core.cgroups import NotDelegatedError
 from tailrace_sandbox.core.tiers import TIERS, Features, findings, tier
 from tailrace_sandbox.engine import workspace
 
@@ -42,15 +44,19 @@ class Place:
     tier: str
     config: SandboxConfig
     lock: IO[bytes]  # on `base`, for as long as this process lives
+    groups: Groups | None  # for the zygotes; None: the zygotes' checks alone limit calls
 
-    def start_argument(self, uid: int) -> dict[str, Any]:
+    def start_argument(self, uid: int, group: ZygoteGroup | None) -> dict[str, Any]:
         """Argument with which a zygote starts."""
+        counts_processes = group is not None and group.counts_processes
         return {
             "base": self.base,
             "uid": uid,
             "landlock": self.features.landlock_abi > 0,
             "seccomp": self.features.seccomp,
-            "counts_forks": uid < 0 and self.features.counts_forks,
+            "counts_forks": uid < 0 and self.features.counts_forks and not counts_processes,
+            "group": str(group.path) if group is not None else "",
+            "group_counts_processes": counts_processes,
             "readable": self.config.readable,
             "preload": self.config.preload,
         }
@@ -74,6 +80,8 @@ class Place:
 
     def remove(self) -> None:
         """Remove the folder."""
+        if self.groups is not None:
+            self.groups.close()
         self.lock.close()
         _remove(self.base)
 
@@ -103,8 +111,22 @@ async def prepare(
     if shutil.which(python) is None:
         raise ConfigError(f"sandbox.python: {python} is no program here; leave it out, or name another")
     base, lock = _make_base(config.workspace_dir, features.own_user)
+    groups = _open_groups()
     log.info("sandbox", tier=found, landlock_abi=features.landlock_abi, python=python, base=base)
-    return Place(python, base, features, found, config, lock)
+    return Place(python, base, features, found, config, lock, groups)
+
+
+def _open_groups() -> Groups | None:
+    """Cgroups for calls where the service may make some; tells in the log and as a metric."""
+    try:
+        groups = Groups.open()
+    except NotDelegatedError as error:
+        log.info("the memory of calls is limited by checks", no_cgroup=str(error))
+        metrics.MEMORY_LIMIT.labels("checks").set(1)
+        return None
+    log.info("the memory of calls is limited by cgroups", cgroup=str(groups.path))
+    metrics.MEMORY_LIMIT.labels("cgroup").set(1)
+    return groups
 
 
 def _accepted_tier(features: Features, config: SandboxConfig) -> str:

@@ -10,10 +10,11 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 
 from tailrace.log import get_logger
 from tailrace_sandbox import metrics
+from tailrace_sandbox.adapters.groups import ZygoteGroup
 from tailrace_sandbox.adapters.pipes import Output
 from tailrace_sandbox.adapters.place import Place
 from tailrace_sandbox.adapters.session import PythonSession
@@ -31,15 +32,20 @@ _MAX_LOSSES = 2
 
 
 class Owned:
-    """A zygote with the claim to its user."""
+    """A zygote with its group and the claim to its user."""
 
-    def __init__(self, zygote: ZygoteClient, claim: socket.socket | None) -> None:
+    def __init__(
+        self, zygote: ZygoteClient, group: ZygoteGroup | None, claim: socket.socket | None
+    ) -> None:
         self.zygote = zygote
+        self._group = group
         self._claim = claim
 
     async def close(self) -> None:
-        """End it, then give its user back."""
+        """End it, remove its group, then give its user back."""
         await self.zygote.close()
+        if self._group is not None:
+            await self._group.remove()
         if self._claim is not None:
             self._claim.close()
 
@@ -121,13 +127,20 @@ class Runner:
         await asyncio.gather(*self._closing)
 
     async def _started(self) -> Owned:
-        with ExitStack() as undo:
-            uid, claim = self._place.claim_user()
+        place = self._place
+        async with AsyncExitStack() as undo:
+            uid, claim = place.claim_user()
             if claim is not None:
                 undo.callback(claim.close)
-            zygote = await ZygoteClient.start(self._place.python, self._place.start_argument(uid))
+            group = place.groups.make() if place.groups is not None else None
+            if group is not None:
+                undo.push_async_callback(group.remove)
+            zygote = await ZygoteClient.start(place.python, place.start_argument(uid, group))
+            if group is not None:
+                undo.push_async_callback(zygote.close)
+                group.limit(self.limits(0))
             undo.pop_all()
-        return Owned(zygote, claim)
+        return Owned(zygote, group, claim)
 
     @asynccontextmanager
     async def _zygote(self) -> AsyncIterator[ZygoteClient]:

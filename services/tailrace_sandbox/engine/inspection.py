@@ -7,7 +7,8 @@ user may have, and the sockets, kernel memory and disk blocks that are in more u
 the last time, were all its own.
 
 Memory that forked processes share counts for each of them, since they can write to all of it between
-two looks. What they hold together is measured at each count, and tells only how far the limit is.
+two looks. What they hold together is measured at each count, and tells only how far the limit is. In a
+cgroup the kernel counts memory instead, with that of pipes and sockets, and keeps the limit itself.
 """
 
 import itertools
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 from tailrace_sandbox.core.limits import Limits
 from tailrace_sandbox.engine import processes, workspace
+from tailrace_sandbox.engine.group import Group
 from tailrace_sandbox.engine.processes import PIPE_BYTES, SOCKET_BYTES, Survey
 
 _COUNT_SHARE, _MAX_COUNT_S = 0.004, 4.0  # of a core, for counts that nothing else demands
@@ -37,10 +39,11 @@ class Machine(NamedTuple):
 class Inspection:
     """Of one call in `folder`. `tells_room`: the file system tells at once how much room is left."""
 
-    def __init__(self, folder: str, limits: Limits, tells_room: bool) -> None:
+    def __init__(self, folder: str, limits: Limits, tells_room: bool, group: Group | None) -> None:
         self._folder = folder
         self._limits = limits
         self._tells_room = tells_room
+        self._group = group
         self._surveyor = processes.Surveyor(os.getpid(), limits)
         self._count_s = 0.0  # monotonic, of the next count in any case
         self._held = processes.Holdings(0, 0, 0, 0)
@@ -63,16 +66,21 @@ class Inspection:
             self._count(found, room, machine)
             pause_s = (time.thread_time() - began_s) / _COUNT_SHARE
             self._count_s = time.monotonic() + min(pause_s, _MAX_COUNT_S)
-        grown_bytes = max(0, machine.anonymous_bytes - self._machine.anonymous_bytes)
-        own_bytes = min(found.memory_bytes, self._distinct_bytes + grown_bytes)
-        self.room_bytes = limits.memory_bytes - own_bytes - self._held.queue_bytes
-        return self._broken(found.memory_bytes)
+        if self._group is not None:
+            memory_bytes = self._group.call_bytes(limits.memory_bytes)
+            self.room_bytes = limits.memory_bytes - memory_bytes
+        else:
+            memory_bytes = found.memory_bytes + self._held.queue_bytes
+            grown_bytes = max(0, machine.anonymous_bytes - self._machine.anonymous_bytes)
+            own_bytes = min(found.memory_bytes, self._distinct_bytes + grown_bytes)
+            self.room_bytes = limits.memory_bytes - own_bytes - self._held.queue_bytes
+        return self._broken(memory_bytes)
 
     def _broken(self, memory_bytes: int) -> str:
         limits, held, used = self._limits, self._held, self._used
         if held.num_mappings > limits.max_mappings:
             return "mappings"
-        if memory_bytes + held.queue_bytes > limits.memory_bytes:
+        if memory_bytes > limits.memory_bytes:
             return "memory"
         if used.num_files > limits.max_files:
             return "files"
@@ -94,7 +102,7 @@ class Inspection:
             or num_bytes > limits.disk_bytes
             or num_files > limits.max_files
             or self._held.num_mappings + kernel_bytes // _MAPPING_BYTES > limits.max_mappings
-            or self._may_exceed_memory(found, machine)
+            or (self._group is None and self._may_exceed_memory(found, machine))
         )
 
     def _may_exceed_memory(self, found: Survey, machine: Machine) -> bool:
@@ -111,7 +119,11 @@ class Inspection:
         self._held = self._surveyor.holdings()
         self._used = workspace.measure(self._folder, self._limits.max_files)
         self._distinct_bytes = found.memory_bytes
-        if found.num_processes > 1 and found.memory_bytes <= self._limits.memory_bytes:
+        if (
+            self._group is None
+            and found.num_processes > 1
+            and found.memory_bytes <= self._limits.memory_bytes
+        ):
             self._distinct_bytes = self._surveyor.distinct_bytes()
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tailrace_sandbox.core.policy import Confinement
 from tailrace_sandbox.engine import child, kernel
 from tailrace_sandbox.engine.confine import Plan
+from tailrace_sandbox.engine.group import Group, enter
 from tailrace_sandbox.engine.zygote import Zygote
 
 CONTROL_FD = 3
@@ -35,6 +36,8 @@ class Start:
     landlock: bool
     seccomp: bool
     counts_forks: bool
+    group: str  # folder of its cgroup; empty: none
+    group_counts_processes: bool
     readable: tuple[str, ...]  # besides the system and the interpreter
     preload: tuple[str, ...]  # modules that every call finds imported
 
@@ -44,6 +47,8 @@ def main(argument: str) -> None:
     start = Start(**json.loads(argument))
     control = socket.socket(fileno=CONTROL_FD)
     control.set_inheritable(False)
+    if start.group:
+        enter(start.group)
     _become(start.uid)
     child.prepare()
     for module in (*_WARM, *start.preload):
@@ -67,8 +72,9 @@ def main(argument: str) -> None:
     gc.collect()
     gc.freeze()  # calls share this memory as long as nobody writes to it
     zygote.try_out()
+    group = Group(start.group) if start.group else None
     control.send(b"ready")
-    zygote.serve()
+    zygote.serve(group)
 
 
 def _become(uid: int) -> None:
@@ -86,14 +92,14 @@ def _processes_outside(start: Start) -> int:
     """Number of this user's processes outside the call: the zygote alone, if the user is its own.
 
     Otherwise the kernel also counts those of other containers, which are invisible here. The fork gate
-    counts without it. Where there is none, ask the kernel: fork below the limit fails. Some are added
-    for those that start later.
+    or a cgroup counts without it. Where there is none, ask the kernel: fork below the limit fails. Some
+    are added for those that start later.
     """
     if start.uid >= 0:
         return 1
     if os.getuid() == 0:
         raise OSError("the kernel never limits the processes of root: run the sandbox as another user")
-    if start.counts_forks:
+    if start.counts_forks or start.group_counts_processes:
         return _NO_LIMIT
     low, high = 1, 1 << 20
     while low < high:

@@ -22,6 +22,7 @@ from tailrace_sandbox.engine import child, workspace
 from tailrace_sandbox.engine.call import ForkedCall
 from tailrace_sandbox.engine.confine import Plan
 from tailrace_sandbox.engine.forks import ForkGate
+from tailrace_sandbox.engine.group import Group
 from tailrace_sandbox.engine.inspection import Inspection
 
 _MAX_MESSAGE_BYTES = 65536
@@ -43,6 +44,7 @@ class Zygote:
         self._max_processes = 0  # of the call
         self._closes_after = False
         self._gate: ForkGate | None = None
+        self._group: Group | None = None
         self._gates, self._child_gates = socket.socketpair()
         self._gates.setblocking(False)
         self._wake_fd = _wake_on_children()
@@ -51,15 +53,16 @@ class Zygote:
         self._poll.register(self._wake_fd, select.POLLIN)
         self._poll.register(self._gates, select.POLLIN)
 
-    def serve(self) -> None:
-        """Until the service closes its end."""
+    def serve(self, group: Group | None) -> None:
+        """Until the service closes its end. `group`: the one that this process is in."""
+        if group is not None:
+            self._group = group
+            self._poll.register(group.events, select.POLLPRI)
         while True:
             self._wait()
             self._let_fork()
-            call = self._call
-            if call is not None and call.has_ended():
-                self._end("")
-            elif call is not None and (reason := call.breach()):
+            call, reason = self._call, self._shortage()
+            if call is not None and (call.has_ended() or (reason := reason or call.breach())):
                 self._end(reason)
             if self._control.fileno() in self._ready and not self._obey():
                 break
@@ -72,6 +75,10 @@ class Zygote:
         if self._wake_fd in self._ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_fd, 4096)
+
+    def _shortage(self) -> str:
+        """Name of the limit for which the kernel ended something of this call; empty: of none."""
+        return "memory" if self._group is not None and self._group.ran_out() else ""
 
     def _let_fork(self) -> None:
         """Answer the call's requests to fork; its gate comes from its first process, once."""
@@ -113,10 +120,12 @@ class Zygote:
         limits = Limits(*message["limits"])
         mode = message["mode"]
         self._max_processes = limits.max_processes
+        if self._group is not None:
+            self._group.begin()
         pid = self._fork(child.Order(mode, self._folder, limits, fds))
         is_session = mode == "session"
         deadline_s = None if is_session else time.monotonic() + limits.wall_s
-        inspection = Inspection(self._folder, limits, self._tells_room)
+        inspection = Inspection(self._folder, limits, self._tells_room, self._group)
         self._call = ForkedCall(pid, inspection, is_session, deadline_s)
         self._closes_after = message["closes_after"]
         self._tell(f"started {pid} {self._folder}")
@@ -151,7 +160,7 @@ class Zygote:
     def _end(self, reason: str) -> None:
         assert self._call is not None
         exit_code = self._end_processes(self._call)
-        self._tell(f"ended {exit_code} {reason}")
+        self._tell(f"ended {exit_code} {self._shortage() or reason}")
         if self._closes_after:
             self._close()
 

@@ -14,7 +14,10 @@ MAX_NODES = 1_000_000
 def load_yaml(text: str) -> Any:
     """Returns the content; raises `yaml.YAMLError`, also for aliases that grow beyond all bounds."""
     node = checked_node(text)
-    return None if node is None else yaml.safe_load(text)
+    try:
+        return None if node is None else yaml.safe_load(text)
+    except ValueError as error:  # a number of too many digits, a date that is none
+        raise yaml.YAMLError(str(error)) from error
 
 
 def checked_node(text: str) -> yaml.Node | None:

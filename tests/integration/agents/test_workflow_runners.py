@@ -44,6 +44,9 @@ class Agent:
                  os.environ["ANTHROPIC_BASE_URL"], os.environ["ANTHROPIC_API_KEY"])
         return float(found == (base_url, api_key, base_url.removesuffix("/v1"), api_key))
 
+    async def num_secrets(self, data, *_):
+        return float(sum("secret" in value for value in os.environ.values()))
+
     async def chats(self, data, *_):
         print("out"); sys.stdout.write("more"); sys.stdout.flush(); os.write(1, b"raw")
         try:
@@ -205,6 +208,14 @@ async def test_processes_have_their_own_environment_and_keep_nothing_of_the_run_
         assert (await play(runner, "chats")).rewards == {"": 2.0}, "printing and reading"
         await play(runner, "leaves_a_task")
         assert (await play(runner, "looks_at_the_task")).rewards == {"": 1.0}
+
+
+async def test_processes_get_no_credentials_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NATS_URL", "NATS_PASSWORD", "REDIS_URL", "REDIS_PASSWORD", "GATEWAY_ADMIN_KEY"):
+        monkeypatch.setenv(f"TAILRACE_{name}", "secret")
+    monkeypatch.setenv("MY_KEY", "a secret of the user's own")
+    async with subproc() as runner:
+        assert (await play(runner, "num_secrets")).rewards == {"": 1.0}
 
 
 async def test_a_process_plays_one_episode_at_a_time_and_lives_on() -> None:

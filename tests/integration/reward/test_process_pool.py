@@ -53,6 +53,9 @@ def exits(task, messages, metrics):
 def leaves(task, messages, metrics):
     sys.exit(3)
 
+def num_secrets(task, messages, metrics):
+    return sum("secret" in value for value in os.environ.values())
+
 not_a_function = 3
 """
 
@@ -82,6 +85,14 @@ async def test_plain_and_async_functions_give_their_numbers_whatever_they_print(
     async with pool("count_words", "awaited") as made:
         assert await made.call("user_rewards:count_words", item(5), 10) == 7.0
         assert await made.call("user_rewards:awaited", item(), 10) == 1.0
+
+
+async def test_functions_get_no_credentials_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NATS_URL", "NATS_PASSWORD", "REDIS_URL", "REDIS_PASSWORD", "GATEWAY_ADMIN_KEY"):
+        monkeypatch.setenv(f"TAILRACE_{name}", "secret")
+    monkeypatch.setenv("MY_KEY", "a secret of the user's own")
+    async with pool("num_secrets") as made:
+        assert await made.call("user_rewards:num_secrets", item(), 10) == 1.0
 
 
 async def test_exceptions_and_nonsense_are_failures_of_the_call_and_the_process_goes_on() -> None:

@@ -108,7 +108,7 @@ def test_a_stopped_session_is_not_woken_by_a(name: str, stopped: Box) -> None:
 
 GREEDY = {
     "socket buffers": (
-        "import os, socket, time\nfor _ in range(6):\n    if os.fork() == 0: break\nkept = []\n"
+        "import os, socket, time\nfor _ in range(10):\n    if os.fork() == 0: break\nkept = []\n"
         "try:\n    while True: kept.append(socket.socketpair())\nexcept OSError: pass\n"
         "for pair in kept:\n    for s in pair:\n        s.setblocking(False)\n"
         "        try: s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)\n        except OSError: pass\n"
@@ -118,7 +118,7 @@ GREEDY = {
         "import os, time\nfor _ in range(10):\n    if os.fork() == 0: break\n"
         "for _ in range(22):\n    r, w = os.pipe(); os.set_blocking(w, False)\n"
         "    try:\n        while True: os.write(w, bytes(4096))\n    except OSError: pass\n"
-        "x = bytearray(9 << 20)\ntime.sleep(9)"
+        "x = bytearray(b'x' * (9 << 20))\ntime.sleep(9)"
     ),
     "pages that processes shared until they wrote to them": (
         "import os, time\nx = bytearray(b'x' * (20 << 20))\nfor _ in range(9):\n    if os.fork() == 0: break\n"

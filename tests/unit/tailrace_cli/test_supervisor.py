@@ -44,6 +44,23 @@ async def test_a_killed_process_is_started_again(supervisor: Supervisor) -> None
     assert not supervisor.failed.done()
 
 
+async def test_files_of_a_process_are_its_owners_alone(supervisor: Supervisor, tmp_path: Path) -> None:
+    """Weights, trajectories and checkpoints too: whatever a service writes without a mode."""
+    program = (
+        f"import os, time; os.chdir({str(tmp_path)!r}); os.mkdir('d'); open('d/f', 'w').close()\n"
+        "open('end', 'w').close(); time.sleep(600)"
+    )
+    spec = ProcessSpec("writer", [sys.executable, "-c", program])
+    previous = os.umask(0)
+    try:
+        await supervisor.start(spec)
+    finally:
+        os.umask(previous)
+    await until((tmp_path / "end").exists)
+    assert (tmp_path / "d").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "d" / "f").stat().st_mode & 0o777 == 0o600
+
+
 async def test_a_restart_is_told_with_the_log_and_an_end_for_good_is_not(tmp_path: Path) -> None:
     told: list[str] = []
     supervisor = Supervisor(tmp_path, max_restarts=1, restart_window_s=60.0, tell=told.append)

@@ -50,7 +50,7 @@ async def test_less_is_accepted_where_the_configuration_says_so(tmp_path: Path) 
     config = SandboxConfig(tier="partial", workspace_dir=str(tmp_path))
     place = await prepare(config, reporting(replace(FULL, landlock_abi=0)))
     assert place.tier == "partial"
-    assert place.start_argument(-1)["landlock"] is False
+    assert place.start_argument(-1, None)["landlock"] is False
     place.remove()
     assert os.listdir(tmp_path) == []
 

@@ -37,6 +37,23 @@ def test_a_text_that_grows_beyond_all_bounds_is_refused(name: str, tmp_path: Pat
         compose_file(path)
 
 
+@pytest.mark.parametrize("value", ["1" * 8000, "2026-02-30"])
+def test_a_value_that_is_none_is_refused(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(f"exp_name: {value}\n")
+    with pytest.raises(yaml.YAMLError):
+        load_yaml(path.read_text())
+    with pytest.raises(ConfigError, match=r"experiment\.yaml"):
+        load_experiment(path)
+
+
+def test_a_number_of_too_many_digits_is_refused_by_file(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text("max_steps: " + "1" * 8000)
+    with pytest.raises(ConfigError, match=r"experiment\.yaml"):
+        compose_file(path)
+
+
 @pytest.mark.parametrize("name", ["abc\n", "abc\n\n", "a b", "", "a.b", "\u00e4"])
 def test_a_runs_name_matches_to_its_end(name: str) -> None:
     with pytest.raises(ValueError, match="exp_name"):

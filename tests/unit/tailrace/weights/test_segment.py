@@ -47,6 +47,15 @@ def test_a_segment_is_read_by_its_name(tmp_path: Path) -> None:
     assert len(read) == 1000
 
 
+def test_a_segment_is_its_owners_alone(tmp_path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        segment = SegmentFolder("run", "learner", tmp_path).create(10)
+    finally:
+        os.umask(previous)
+    assert (tmp_path / segment.name).stat().st_mode & 0o777 == 0o600
+
+
 def test_what_is_mapped_stays_readable_after_the_segment_is_deleted(tmp_path: Path) -> None:
     segment = SegmentFolder("run", "learner", tmp_path).create(10)
     segment.data[:] = b"0123456789"

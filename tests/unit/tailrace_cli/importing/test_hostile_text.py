@@ -1,0 +1,53 @@
+"""Growing hostile text: files and words of other systems are read or refused in linear time."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tailrace.config import ConfigError
+from tailrace.scorers.maths import cpu_limit
+from tailrace_cli.importing.source import read_source
+
+NUM_CHARS = 6_000  # Hydra's grammar needs more than a second for the slowest of these
+HANG_S = 3.0
+PIECES = (
+    *("a=", "a.", "a.a=1 ", "+", "++a", "~a", "~", "${", "${a}", "$(", "`", "[", "]", "{", "}", "{a:"),
+    *(
+        "(",
+        ")",
+        "'",
+        '"',
+        "\\",
+        "\\'",
+        ",",
+        ":",
+        "a: ",
+        "- ",
+        "&a ",
+        "*a ",
+        "#",
+        "@",
+        "--config",
+        "-cn ",
+    ),
+    *("=", " ", "1", "\t", "python3 -m x ", "$a", "oc.select:", "é", "\n", "a\n", "a=1\n", "a: {\n"),
+    *("%s", "!!x ", "|\n ", "? "),
+)
+BEGINS = ("", "a=", "a: ", "a=[")
+
+
+@pytest.mark.parametrize("form", ["words", "file.txt", "file.yaml"])
+def test_hostile_text_is_read_or_refused_in_time(form: str, tmp_path: Path) -> None:
+    """Repeated pieces, alone and behind a beginning."""
+    for piece in PIECES:
+        for begin in BEGINS:
+            text = begin + piece * (NUM_CHARS // len(piece))
+            words = [text, text]
+            if form != "words":
+                (tmp_path / form).write_text(text)
+                words = [str(tmp_path / form)]
+            with cpu_limit(HANG_S), suppress(ConfigError):
+                read_source(words)
