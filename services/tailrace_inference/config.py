@@ -50,9 +50,10 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
     """Stages into which the engine divides the layers, each with GPUs of its own."""
 
     num_nodes: int = 1
-    """Nodes over which a server's GPUs lie, in equal parts; `vllm` can. Above 1, a process of the service
-    runs on each node, with `TAILRACE_NODE_RANK` and `TAILRACE_MASTER` (host:port of the first) in its
-    environment: the first serves, the others only compute. The chart sets both (`docs/kubernetes.md`)."""
+    """Nodes over which a server's GPUs lie, in equal parts; `vllm` can. Above 1, a process of the
+    service runs on each node, with `TAILRACE_NODE_RANK` and `TAILRACE_MASTER` (host:port of the first)
+    in its environment: the first serves, the others only compute. The chart sets both
+    (`docs/kubernetes.md`)."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model. `auto` takes the CUDA device if torch finds one."""
@@ -198,8 +199,8 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
             return
         if self.engine != "vllm":
             raise ValueError(
-                f"num_nodes is {self.num_nodes}: a server of the engine {self.engine} has one node: take "
-                "vllm, or start more servers (cluster.num_inference_servers)"
+                f"num_nodes is {self.num_nodes}: a server of the engine {self.engine} has one node: "
+                "take vllm, or start more servers (cluster.num_inference_servers)"
             )
         if self.gpus_per_server % self.num_nodes:
             raise ValueError(

@@ -116,6 +116,7 @@ def everything(render: Render) -> Objects:
     """All that the chart can render at once."""
     return render("laptop-cpu", BUILTIN)
 
+
 # A server on two nodes with 4 GPUs each.
 TWO_NODES = {
     "inference": {

@@ -44,7 +44,7 @@ def test_its_pods_are_those_of_a_statefulset_and_know_their_group(render: Render
     for pod in (leader, expected):
         version = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"} | pod["metadata"]}
         kubernetes_validate.validate(version | {"spec": pod["spec"]}, "1.34", strict=True)
-    container, before = container_of({"kind": "Pod", **leader}), container_of({"kind": "Pod", **expected})
+    container, before = (container_of({"kind": "Pod", **each}) for each in (leader, expected))
     env = {each["name"]: each.get("value") for each in container.pop("env")}
     others = {each["name"]: each.get("value") for each in before.pop("env")}
     # The controller sets what these name, before all others.
@@ -97,7 +97,9 @@ def test_the_disruption_budget_counts_its_pods(render: Render) -> None:
         assert selector.items() <= template["metadata"]["labels"].items()
 
 
-@pytest.mark.parametrize(("mode", "kind"), [("keda", "ScaledObject"), ("hpa", "HorizontalPodAutoscaler")])
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("keda", "ScaledObject"), ("hpa", "HorizontalPodAutoscaler")]
+)
 def test_scalers_count_groups(mode: str, kind: str, render: Render) -> None:
     scaling = {"autoscaling": {"enabled": True, "mode": mode, "prometheusUrl": "http://p"}}
     objects = render("laptop-cpu", TWO_NODES, SCALED, scaling)

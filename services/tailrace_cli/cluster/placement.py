@@ -1,7 +1,7 @@
 """GPUs of the learner's ranks and of each inference server (pure).
 
-GPUs are numbered from 0 over all nodes of a run, node by node. A server's GPUs lie on one node, or in equal
-parts on `nodes_per_server` consecutive ones.
+GPUs are numbered from 0 over all nodes of a run, node by node. A server's GPUs lie on one node, or
+in equal parts on `nodes_per_server` ones.
 Invariants: a rank has one GPU, a server `gpus_per_server`; learner and servers have no GPU in common,
 unless they are colocated; numbers that the experiment gives are never changed.
 """
@@ -176,8 +176,8 @@ def _check_nodes(servers: Sequence[Gpus], per_node: int, num_nodes: int) -> None
             wanted = "one node" if num_nodes == 1 else f"{num_nodes} nodes, equally many of each"
             raise PlacementError(
                 "cluster.inference_gpus",
-                f"the server on GPUs {_listed(gpus)} would lie on {on} of {per_node} GPUs: name GPUs of "
-                f"{wanted}",
+                f"the server on GPUs {_listed(gpus)} would lie on {on} of {per_node} GPUs: name "
+                f"GPUs of {wanted}",
             )
 
 

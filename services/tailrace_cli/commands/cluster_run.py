@@ -43,8 +43,9 @@ def prepare_run_dir(
         )
     if experiment.inference.num_nodes > 1:
         raise ConfigError(
-            f"{experiment.source}: inference.num_nodes is {experiment.inference.num_nodes}: this command "
-            "starts a cluster on one machine; docs/kubernetes.md says how to start servers on several"
+            f"{experiment.source}: inference.num_nodes is {experiment.inference.num_nodes}: this "
+            "command starts a cluster on one machine; docs/kubernetes.md says how to start servers on "
+            "several"
         )
     run = experiment.run
     if holder := RunFolder(run.run_dir).holder:

@@ -3,7 +3,6 @@
 Invariants: a file of a version has its name once it is whole and verified; the newest two are kept.
 """
 
-import asyncio
 import mmap
 import os
 from pathlib import Path

@@ -75,7 +75,9 @@ class NodeGroup:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         checksum = await in_background(xxhash.xxh3_64_intdigest, data)
         source = WeightSource("", "", self._chunks.endpoint, self._chunks.public_key)
-        order = FetchVersion(next(self._numbers), policy_version, path.name, data.nbytes, checksum, source)
+        order = FetchVersion(
+            next(self._numbers), policy_version, path.name, data.nbytes, checksum, source
+        )
         self._given = policy_version, Holding(data, complete=True)
         try:
             async with asyncio.timeout(_GIVE_S + data.nbytes / _LEAST_BYTES_PER_S):
@@ -154,9 +156,7 @@ def _free_port(host: str) -> int:
         return port
 
 
-async def gather_nodes(
-    node: Node, on_lost: Callable[[str], None]
-) -> tuple[NodeGroup | None, Welcome]:
+async def gather_nodes(node: Node, on_lost: Callable[[str], None]) -> tuple[NodeGroup | None, Welcome]:
     """Waits for the other nodes, if there are any; `on_lost` gets the reason once one is lost."""
     seed = int.from_bytes(os.urandom(4), "little") >> 1
     if node.num == 1:

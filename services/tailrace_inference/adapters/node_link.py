@@ -37,12 +37,13 @@ class Node:
         rank = env.get("TAILRACE_NODE_RANK", "")
         if not rank.isdigit() or int(rank) >= num_nodes:
             raise EngineRefusalError(
-                f"TAILRACE_NODE_RANK ({rank!r}) must be a number below inference.num_nodes ({num_nodes})"
+                f"TAILRACE_NODE_RANK ({rank!r}) must be a number below inference.num_nodes "
+                f"({num_nodes})"
             )
         host, _, port = env.get("TAILRACE_MASTER", "").rpartition(":")
         if not host or not port.isdigit():
             raise EngineRefusalError(
-                f"inference.num_nodes is {num_nodes}: TAILRACE_MASTER must be host:port of the first node"
+                f"inference.num_nodes is {num_nodes}: TAILRACE_MASTER must be host:port of the first"
             )
         return cls(num_nodes, int(rank), host, int(port))
 

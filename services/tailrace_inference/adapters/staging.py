@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -203,6 +203,8 @@ class StagedEngine(ABC):
 
     _stage: HostStage  # from the start on
     _staged: tuple[int, Path] | None = None  # policy version and file, until `apply`
+    # Gives a version's file to the engine's other nodes; raises `NotStagedError`.
+    _share: Callable[[int, Path], Awaitable[None]] | None = None
 
     @property
     def base_version(self) -> int:
@@ -217,11 +219,9 @@ class StagedEngine(ABC):
             path = await in_background(self._stage.write, tensors, policy_version, base_version)
         except (MemoryError, OSError, RuntimeError) as error:
             raise NotStagedError(policy_version, f"{type(error).__name__}: {error}") from error
-        await self.share(policy_version, path)
+        if self._share is not None:
+            await self._share(policy_version, path)
         self._staged = policy_version, path
-
-    async def share(self, policy_version: int, path: Path) -> None:
-        """Gives the file to the engine's other nodes; raises `NotStagedError`."""
 
     def take_staged(self) -> tuple[int, Path]:
         """Returns the staged version and its file, once; `stage` must come before."""

@@ -104,6 +104,7 @@ class VllmEngine(StagedEngine):
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         node = Node.from_env(self._config.num_nodes)
         self._group, welcome = await gather_nodes(node, self._fail)
+        self._share = None if self._group is None else self._group.give
         args = engine_arguments(
             self._config,
             folder,
@@ -313,11 +314,6 @@ class VllmEngine(StagedEngine):
     def open_call_ids(self) -> list[str]:
         """See `StagedEngine`."""
         return list(self._calls)
-
-    async def share(self, policy_version: int, path: Path) -> None:
-        """See `StagedEngine`."""
-        if self._group is not None:
-            await self._group.give(policy_version, path)
 
     async def apply(self) -> float:
         """See `Engine`."""

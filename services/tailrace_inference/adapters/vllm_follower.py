@@ -1,7 +1,7 @@
 """A node of a vLLM server that only computes: workers of the leader's engine, and their weights.
 
-vLLM's own processes connect to those of the leader, and take its steps and control calls. Invariant: the
-follower ends with the leader, and its workers with it.
+vLLM's own processes connect to those of the leader, and take its steps and control calls. Invariant:
+the follower ends with the leader, and its workers with it.
 """
 
 import asyncio

@@ -54,7 +54,8 @@ class FakeKubernetesApi:
 
             def _answer(self, replicas: int | None) -> None:
                 fake.num_requests += 1
-                _, apis, group, version, _, namespace, *named, scale = self.path.split("?")[0].split("/")
+                path = self.path.partition("?")[0].strip("/")
+                apis, group, version, _, namespace, *named, scale = path.split("/")
                 key = "/".join([group, *named])
                 if fake.is_down:
                     return self._send(503, {"message": "away"})
