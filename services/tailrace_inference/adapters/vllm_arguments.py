@@ -106,6 +106,8 @@ def _nodes(node: Node, welcome: Welcome) -> dict[str, Any]:
     own_host = os.environ.get("TAILRACE_ADVERTISE_HOST", node.host if node.is_local else "")
     if own_host:  # where the other nodes reach the queues of this one
         os.environ.setdefault("VLLM_HOST_IP", own_host)
+    # A forked worker would hold the connections of this process open after its death.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     return {
         "distributed_executor_backend": "mp",
         "nnodes": node.num,

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import msgspec

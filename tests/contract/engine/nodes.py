@@ -10,14 +10,12 @@ from tailrace_inference.adapters.node_link import Node
 from tailrace_inference.adapters.vllm_follower import VllmFollower
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.ports import EngineFailedError
-from tests.contract.engine.harness import make_card
-
-SETTINGS = {"num_nodes": 2, "tensor_parallel_size": 2, "max_running": 8, "kv_cache_tokens": 4096}
+from tests.contract.engine.harness import TWO_NODES, make_card
 
 
 async def follow() -> str:
     """Follows the leader that the environment names until the end of either."""
-    config = InferenceConfig(engine="vllm", **SETTINGS)  # type: ignore[arg-type]
+    config = InferenceConfig(engine="vllm", **TWO_NODES)  # type: ignore[arg-type]
     follower = VllmFollower(make_card(), config, Node.from_env(config.num_nodes, os.environ))
     try:
         await follower.start()

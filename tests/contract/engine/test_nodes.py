@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tailrace_inference.ports import EngineFailedError
-from tests.contract.engine.harness import ENGINE, TOLERANCE, Bench
+from tests.contract.engine.harness import ENGINE, TOLERANCE, TWO_NODES, Bench
 from tests.e2e.runs import ROOT
 from tests.world.processes import kill_all
 
@@ -27,11 +27,10 @@ pytestmark = [
 NOTICED_S = 5.0
 LEADER = """
 import asyncio
-from tests.contract.engine.harness import Bench
-from tests.contract.engine.nodes import SETTINGS
+from tests.contract.engine.harness import TWO_NODES, Bench
 
 async def serve():
-    await Bench.start(**SETTINGS)
+    await Bench.start(**TWO_NODES)
     print("ready", flush=True)
     await asyncio.Event().wait()
 
@@ -77,10 +76,8 @@ def folders() -> set[Path]:
 async def test_two_nodes_serve_the_weights_of_each_update_until_one_dies(
     follower: subprocess.Popen[str],
 ) -> None:
-    from tests.contract.engine.nodes import SETTINGS
-
     before = folders()
-    bench = await Bench.start(**SETTINGS)
+    bench = await Bench.start(**TWO_NODES)
     watching = asyncio.create_task(bench.engine.watch())
     try:
         for expected in (0, 1, 2, 3):
