@@ -26,7 +26,7 @@ from tailrace_inference.config import InferenceConfig
 from tailrace_inference.core.reprefill import ContextRecord
 from tailrace_inference.handlers import ABORT_S, ControlHandler, InferenceHandler
 from tailrace_inference.metrics import EngineCollector
-from tailrace_inference.ports import EngineRefusalError, Follower
+from tailrace_inference.ports import EngineFailedError, EngineRefusalError, Follower
 from tailrace_protos import subjects
 from tailrace_protos.control import DrainRequest, ProbeRequest, ServerStatus
 from tailrace_protos.weights import ModelCard, WeightsAvailable
@@ -217,10 +217,11 @@ class _FollowerProcess:
 
     async def watch(self, follower: Follower) -> None:
         """Ends this process with the leader."""
-        result = await self.service.spawn(follower.watch(), "follower watch")
-        self.ended.set()
-        if isinstance(result, Failure):
-            self.service.stop(result.reason, 1)
+        try:
+            await follower.watch()
+        except EngineFailedError as error:
+            self.ended.set()
+            self.service.stop(str(error), 0 if self.service.draining.is_set() else 1)
 
     async def outlive_leader(self) -> None:
         """Computes for the calls that the leader finishes, when the whole group is stopped."""
