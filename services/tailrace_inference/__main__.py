@@ -26,7 +26,7 @@ from tailrace_inference.config import InferenceConfig
 from tailrace_inference.core.reprefill import ContextRecord
 from tailrace_inference.handlers import ABORT_S, ControlHandler, InferenceHandler
 from tailrace_inference.metrics import EngineCollector
-from tailrace_inference.ports import EngineFailedError, EngineRefusalError, Follower
+from tailrace_inference.ports import EngineFailedError, EngineFollower, EngineRefusalError
 from tailrace_protos import subjects
 from tailrace_protos.control import DrainRequest, ProbeRequest, ServerStatus
 from tailrace_protos.weights import ModelCard, WeightsAvailable
@@ -215,7 +215,7 @@ class _FollowerProcess:
         self.service.set_ready(True)
         self.service.spawn(self.watch(follower), "leader")
 
-    async def watch(self, follower: Follower) -> None:
+    async def watch(self, follower: EngineFollower) -> None:
         """Ends this process with the leader."""
         try:
             await follower.watch()

@@ -109,7 +109,7 @@ class NamedTensor(Protocol):
         """The contiguous bytes of the elements."""
 
 
-class Follower(Protocol):
+class EngineFollower(Protocol):
     """Node of an engine on several nodes that only computes, between `start` and `close`."""
 
     async def start(self) -> None:

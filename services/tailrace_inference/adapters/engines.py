@@ -6,7 +6,7 @@ from tailrace.config import ConfigError
 from tailrace.import_path import load_object
 from tailrace_inference.adapters.node_link import Node
 from tailrace_inference.config import ENGINES, InferenceConfig
-from tailrace_inference.ports import Engine, EngineFeatures, EngineRefusalError, Follower
+from tailrace_inference.ports import Engine, EngineFeatures, EngineFollower, EngineRefusalError
 from tailrace_protos.weights import ModelCard
 
 _FOLLOWERS = {"vllm": "tailrace_inference.adapters.vllm_follower:VllmFollower"}
@@ -30,9 +30,11 @@ async def start_engine(card: ModelCard, config: InferenceConfig, *, sleeps: bool
     return engine
 
 
-def make_follower(card: ModelCard, config: InferenceConfig, node: Node) -> Follower:
+def make_follower(card: ModelCard, config: InferenceConfig, node: Node) -> EngineFollower:
     """Builds the part of an engine on several nodes that this node computes."""
-    made: Follower = load_object(_FOLLOWERS[config.engine], "inference.engine")(card, config, node)
+    made: EngineFollower = load_object(_FOLLOWERS[config.engine], "inference.engine")(
+        card, config, node
+    )
     return made
 
 

@@ -33,7 +33,7 @@ _LOOK_S = 0.25  # between two looks at the workers
 
 
 class VllmFollower:
-    """See `Follower`."""
+    """See `EngineFollower`."""
 
     def __init__(self, card: ModelCard, config: InferenceConfig, node: Node) -> None:
         check_engine_args(config.engine_args)
@@ -43,7 +43,7 @@ class VllmFollower:
         self._obeying: asyncio.Task[NoReturn] | None = None
 
     async def start(self) -> None:
-        """See `Follower`."""
+        """See `EngineFollower`."""
         welcome = await self._link.join()
         self._obeying = asyncio.create_task(self._link.obey(), name="follower")
         args = self._arguments(welcome)
@@ -69,7 +69,7 @@ class VllmFollower:
         return MultiprocExecutor(config, monitor_workers=False)
 
     async def watch(self) -> NoReturn:
-        """See `Follower`."""
+        """See `EngineFollower`."""
         assert self._obeying is not None, "watch before start"
         while all(worker.proc.is_alive() for worker in self._executor.workers):
             await asyncio.wait({self._obeying}, timeout=_LOOK_S)
@@ -78,7 +78,7 @@ class VllmFollower:
         raise EngineFailedError("a worker of vLLM died")
 
     async def close(self) -> None:
-        """See `Follower`. A worker may wait for those of a dead leader, so it is killed."""
+        """See `EngineFollower`. A worker may wait for those of a dead leader, so it is killed."""
         kill_children()
         if self._obeying is not None:
             self._obeying.cancel()
