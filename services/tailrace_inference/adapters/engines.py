@@ -32,9 +32,8 @@ async def start_engine(card: ModelCard, config: InferenceConfig, *, sleeps: bool
 
 def make_follower(card: ModelCard, config: InferenceConfig, node: Node) -> EngineFollower:
     """Builds the part of an engine on several nodes that this node computes."""
-    made: EngineFollower = load_object(_FOLLOWERS[config.engine], "inference.engine")(
-        card, config, node
-    )
+    make = load_object(_FOLLOWERS[config.engine], "inference.engine")
+    made: EngineFollower = make(card, config, node)
     return made
 
 
