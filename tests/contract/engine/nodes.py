@@ -19,7 +19,7 @@ async def follow() -> str:
     follower = VllmFollower(make_card(), config, Node.from_env(config.num_nodes, os.environ))
     try:
         await follower.start()
-        sys.stdout.write("ready\n")
+        sys.stdout.write(f"ready {follower._folder.path}\n")
         sys.stdout.flush()
         await follower.watch()
     except EngineFailedError as error:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -69,15 +70,21 @@ def follower(master: str) -> Iterator[subprocess.Popen[str]]:
     ended(process)
 
 
-def folders() -> set[Path]:
-    return set(Path("/dev/shm").glob("tailrace-weights-*"))
+def folder_of(follower: subprocess.Popen[str]) -> Path:
+    """Folder of a follower's versions, once its workers run."""
+    assert follower.stdout is not None
+    return Path(next(line for line in follower.stdout if line.startswith("ready ")).split()[1])
+
+
+def versions_in(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.safetensors"))
 
 
 async def test_two_nodes_serve_the_weights_of_each_update_until_one_dies(
     follower: subprocess.Popen[str],
 ) -> None:
-    before = folders()
-    bench = await Bench.start(**TWO_NODES)
+    bench: Any = await Bench.start(**TWO_NODES)
+    folder = await asyncio.to_thread(folder_of, follower)
     watching = asyncio.create_task(bench.engine.watch())
     try:
         for expected in (0, 1, 2, 3):
@@ -86,10 +93,11 @@ async def test_two_nodes_serve_the_weights_of_each_update_until_one_dies(
             assert len(asked.new_ids) == 24
             assert set(asked.versions()) == {expected}
             assert asked.drift(bench.model).max() < TOLERANCE
-            files = [sorted(p.name for p in each.glob("*.safetensors")) for each in folders() - before]
-            newest = [f"{version}.safetensors" for version in (expected - 1, expected) if version >= 0]
-            assert files.count(newest) == 2  # the leader's and the follower's
+            newest = [str(version) for version in (expected - 1, expected) if version >= 0]
+            assert versions_in(folder) == newest
+            assert versions_in(bench.engine._stage._folder.path) == newest
             await bench.update()
+        await bench.stage()
         running = bench.ask([1, 2], 250)
         await running.begun.wait()
         children = psutil.Process(follower.pid).children(recursive=True)
@@ -107,18 +115,17 @@ async def test_two_nodes_serve_the_weights_of_each_update_until_one_dies(
 
 def test_followers_end_with_a_killed_leader(master: str, follower: subprocess.Popen[str]) -> None:
     assert follower.stdout is not None
-    before = folders()
     leader = started(["-c", LEADER], 0)
     try:
         assert leader.stdout is not None
         assert any(line == "ready\n" for line in leader.stdout)
-        assert any(line == "ready\n" for line in follower.stdout)
+        folder = folder_of(follower)
         children = psutil.Process(follower.pid).children(recursive=True)
         assert children
         leader.send_signal(signal.SIGKILL)
         assert follower.wait(NOTICED_S) == 0
         assert "ended: the leader of this server is lost" in follower.stdout.read()
-        assert not [child for child in children if child.is_running()]
-        assert len(folders() - before) == 1  # the dead leader's, which the next server removes
+        assert not psutil.wait_procs(children, NOTICED_S)[1]
+        assert not folder.exists()
     finally:
         ended(leader)
