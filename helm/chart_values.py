@@ -100,6 +100,7 @@ class Pool(Workload):
     """Inference servers of one engine."""
 
     image: Literal["inference-torch", "inference-vllm", "inference-sglang"] = "inference-torch"
+    nodes: Annotated[int, msgspec.Meta(ge=1)] = 1
     gpus: Count = 0
     shm: Size = ""
     overrides: dict[str, Any] = {}

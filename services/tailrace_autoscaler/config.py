@@ -19,7 +19,7 @@ class ScalingTarget(Config, frozen=True, kw_only=True):
     episodes_per_replica: int = 64
     """For agents and sandbox: episodes, running and waiting, for each replica."""
 
-    kind: Literal["", "Deployment", "StatefulSet"] = ""
+    kind: Literal["", "Deployment", "StatefulSet", "LeaderWorkerSet"] = ""
     """Kind of the object. The chart sets it."""
 
     name: str = ""

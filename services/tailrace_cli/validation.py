@@ -116,6 +116,11 @@ def _check_gpus(experiment: Experiment) -> None:
             f"{experiment.source}: cluster.learner_gpus names {len(gpus)} GPUs and "
             f"learner.strategy_args.num_ranks is {ranks}: give one to each rank"
         )
+    if experiment.run.colocated and experiment.inference.num_nodes > 1:
+        raise ConfigError(
+            f"{experiment.source}: colocated: the learner takes turns with servers of its own machine, "
+            f"and inference.num_nodes is {experiment.inference.num_nodes}: remove one of them"
+        )
     try:
         place(GpuDemand.of(experiment), 0)
     except PlacementError as error:

@@ -10,20 +10,23 @@ from pathlib import Path
 
 from prometheus_client import REGISTRY
 
+from tailrace.config import ConfigError
 from tailrace.device_turn import DeviceTurn
 from tailrace.log import get_logger
 from tailrace.runtime import Args, Failure, Service, run_service
 from tailrace.store import Blobs, connect
 from tailrace.weights import WeightReceiver
 from tailrace_inference.adapters.emission_log import EmissionLog
-from tailrace_inference.adapters.engines import start_engine
+from tailrace_inference.adapters.engines import make_follower, start_engine
 from tailrace_inference.adapters.listeners import Listeners
+from tailrace_inference.adapters.node_link import Node
 from tailrace_inference.adapters.sleeper import Sleeper
 from tailrace_inference.adapters.weight_follower import WeightFollower
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.core.reprefill import ContextRecord
 from tailrace_inference.handlers import ABORT_S, ControlHandler, InferenceHandler
 from tailrace_inference.metrics import EngineCollector
+from tailrace_inference.ports import EngineFailedError, EngineFollower, EngineRefusalError
 from tailrace_protos import subjects
 from tailrace_protos.control import DrainRequest, ProbeRequest, ServerStatus
 from tailrace_protos.weights import ModelCard, WeightsAvailable
@@ -61,7 +64,7 @@ class _Process:
     async def start(self) -> None:
         """Builds the engine, listens, and follows the weights."""
         service, run = self.service, self.run
-        card = await self._wait_for_card()
+        card = await _wait_for_card(service, run)
         turn = await self._first_turn() if self.is_colocated else None
         self.engine = await start_engine(card, self.config, sleeps=turn is not None)
         sleeper = None if turn is None else Sleeper(self.engine, turn)
@@ -183,15 +186,65 @@ class _Process:
         await turn.take()
         return turn
 
-    async def _wait_for_card(self) -> ModelCard:
-        """Waits without limit until the learner has written the model card."""
-        redis = await connect(self.service.endpoints.redis_url)
-        self.service.on_drain(redis.aclose)
-        return await Blobs(redis, self.run).wait_for_model_card()
+
+class _FollowerProcess:
+    """A node of a server that only computes. It is no server: nobody but its leader knows it."""
+
+    def __init__(self, args: Args, config: InferenceConfig, node: Node) -> None:
+        self.config, self.node, self.run = config, node, args.run.exp_name
+        self.service = service = Service(
+            "inference",
+            args.run,
+            args.endpoints,
+            instance_id=args.instance_id,
+            drain_s=config.drain_s + _HOOK_MARGIN_S,
+        )
+        self.ended = asyncio.Event()
+        self.has_started = False
+        service.set_ready(False)
+        service.on_start(self.start)
+        service.on_stop(self.outlive_leader)
+
+    async def start(self) -> None:
+        """Computes for the leader, once it is there."""
+        card = await _wait_for_card(self.service, self.run)
+        follower = make_follower(card, self.config, self.node)
+        self.service.on_drain(follower.close)
+        await follower.start()
+        self.has_started = True
+        self.service.set_ready(True)
+        self.service.spawn(self.watch(follower), "leader")
+
+    async def watch(self, follower: EngineFollower) -> None:
+        """Ends this process with the leader."""
+        try:
+            await follower.watch()
+        except EngineFailedError as error:
+            self.ended.set()
+            self.service.stop(str(error), 0 if self.service.draining.is_set() else 1)
+
+    async def outlive_leader(self) -> None:
+        """Computes for the calls that the leader finishes, when the whole group is stopped."""
+        if self.has_started:
+            await self.ended.wait()
+
+
+async def _wait_for_card(service: Service, run: str) -> ModelCard:
+    """Waits without limit until the learner has written the model card."""
+    redis = await connect(service.endpoints.redis_url)
+    service.on_drain(redis.aclose)
+    return await Blobs(redis, run).wait_for_model_card()
 
 
 def build(args: Args) -> Service:
     """Builds the service without starting it."""
+    config = args.section("inference", InferenceConfig)
+    try:
+        node = Node.from_env(config.num_nodes)
+    except EngineRefusalError as error:
+        raise ConfigError(str(error)) from error
+    if node.rank:
+        return _FollowerProcess(args, config, node).service
     return _Process(args).service
 
 

@@ -49,6 +49,12 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
     pipeline_parallel_size: int = 1
     """Stages into which the engine divides the layers, each with GPUs of its own."""
 
+    num_nodes: int = 1
+    """Nodes over which a server's GPUs lie, in equal parts; `vllm` can. Above 1, a process of the
+    service runs on each node, with `TAILRACE_NODE_RANK` and `TAILRACE_MASTER` (host:port of the first)
+    in its environment: the first serves, the others only compute. The chart sets both
+    (`docs/kubernetes.md`)."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model. `auto` takes the CUDA device if torch finds one."""
 
@@ -144,6 +150,7 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
             "num_threads",
             "tensor_parallel_size",
             "pipeline_parallel_size",
+            "num_nodes",
             "max_running",
             "max_waiting",
             "kv_block_tokens",
@@ -160,6 +167,7 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
             )
         self._check_cache()
         self._check_parallel()
+        self._check_nodes()
         if self.heartbeat_s <= 0:
             raise ValueError("heartbeat_s must be positive")
         if not self.transports:
@@ -185,6 +193,20 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
         """GPUs of one server."""
         tensor, pipeline = self.parallel_sizes
         return tensor * pipeline
+
+    def _check_nodes(self) -> None:
+        if self.num_nodes == 1:
+            return
+        if self.engine != "vllm":
+            raise ValueError(
+                f"num_nodes is {self.num_nodes}: a server of the engine {self.engine} has one node: "
+                "take vllm, or start more servers (cluster.num_inference_servers)"
+            )
+        if self.gpus_per_server % self.num_nodes:
+            raise ValueError(
+                f"num_nodes is {self.num_nodes}: tensor_parallel_size x pipeline_parallel_size is "
+                f"{self.gpus_per_server}, of which nodes cannot have equal parts: make it a multiple"
+            )
 
     def _check_parallel(self) -> None:
         names = PARALLEL_ARGS.get(self.engine)

@@ -109,6 +109,19 @@ class NamedTensor(Protocol):
         """The contiguous bytes of the elements."""
 
 
+class EngineFollower(Protocol):
+    """Node of an engine on several nodes that only computes, between `start` and `close`."""
+
+    async def start(self) -> None:
+        """Waits for the leader and begins to compute; raises `EngineRefusalError`."""
+
+    async def watch(self) -> NoReturn:
+        """Waits until the leader or a part of this node dies, and raises `EngineFailedError`."""
+
+    async def close(self) -> None:
+        """Ends all processes of this node."""
+
+
 class Engine(Protocol):
     """Generates tokens on its own between `start` and `close`.
 

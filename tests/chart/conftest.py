@@ -115,3 +115,24 @@ BUILTIN = merged(EVERYTHING, {"autoscaling": {"enabled": True, "mode": "builtin"
 def everything(render: Render) -> Objects:
     """All that the chart can render at once."""
     return render("laptop-cpu", BUILTIN)
+
+
+# A server on two nodes with 4 GPUs each.
+TWO_NODES = {
+    "inference": {
+        "pools": {
+            "default": {
+                "image": "inference-vllm",
+                "replicas": 3,
+                "nodes": 2,
+                "gpus": 4,
+                "overrides": {
+                    "engine": "vllm",
+                    "device": "cuda",
+                    "num_nodes": 2,
+                    "tensor_parallel_size": 8,
+                },
+            }
+        }
+    }
+}

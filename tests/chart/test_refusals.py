@@ -69,6 +69,20 @@ WRONG = {
          "experiment": {"inference": {"device": "cuda", "engine": "vllm", "tensor_parallel_size": 8}}},
         "inference.pools.default.gpus is 4",
     ),
+    "GPUs of two nodes": (
+        {"inference": {"pools": {"default": {"gpus": 4, "nodes": 2, "image": "inference-vllm"}}},
+         "experiment": {"inference": {"device": "cuda", "engine": "vllm", "num_nodes": 2,
+                                      "tensor_parallel_size": 4}}},
+        "inference.pools.default.gpus is 4, of each of 2 nodes",
+    ),
+    "nodes beside the section's": (
+        {"inference": {"pools": {"default": {"nodes": 2}}}},
+        "inference.pools.default.nodes is 2, and num_nodes of its section inference is 1",
+    ),
+    "nodes of an engine that has one": (
+        {"inference": {"pools": {"default": {"nodes": 2, "overrides": {"num_nodes": 2}}}}},
+        "inference.pools.default.nodes is 2: a server of the engine torch has one node",
+    ),
     "image of another engine": (
         {"experiment": {"inference": {"engine": "sglang"}}}, "take inference-sglang",
     ),

@@ -13,7 +13,16 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.chart.conftest import CHART, EVERYTHING, ROOT, SEED, VALUES_FILES, Render, merged
+from tests.chart.conftest import (
+    CHART,
+    EVERYTHING,
+    ROOT,
+    SEED,
+    TWO_NODES,
+    VALUES_FILES,
+    Render,
+    merged,
+)
 
 NAMES = [path.stem for path in VALUES_FILES]
 KUBERNETES = [f"1.{minor}" for minor in range(29, 36)]
@@ -21,6 +30,7 @@ CUSTOM = {
     "PodMonitor",
     "PrometheusRule",
     "ScaledObject",
+    "LeaderWorkerSet",
 }  # of operators; Kubernetes has no schema of them
 
 # Checkov's checks that the chart does not follow, and why.
@@ -45,6 +55,7 @@ def all_values() -> dict[str, tuple[str, dict[str, Any]]]:
     cases = {name: (name, {}) for name in NAMES}
     for mode in MODES:
         cases[f"everything-{mode['autoscaling']['mode']}"] = ("laptop-cpu", merged(EVERYTHING, mode))
+    cases["nodes"] = ("laptop-cpu", TWO_NODES)
     cases["standing"] = ("laptop-cpu", STANDING)
     cases["on-standing"] = ("laptop-cpu", {"servers": {"release": "shared"}})
     return cases

@@ -96,6 +96,15 @@ labels:
 {{- mergeOverwrite (deepCopy .Values.experiment) $owned | toJson -}}
 {{- end -}}
 
+{{/* Kind of a pool's workload, from its values: a server on several nodes is a group of pods. */}}
+{{- define "tailrace.poolKind" -}}
+{{ ternary "LeaderWorkerSet" "StatefulSet" (gt (int (.nodes | default 1)) 1) }}
+{{- end -}}
+
+{{- define "tailrace.apiVersion" -}}
+{{ ternary "leaderworkerset.x-k8s.io/v1" "apps/v1" (eq . "LeaderWorkerSet") }}
+{{- end -}}
+
 {{/* Workloads that are scaled: name in the experiment -> kind and name of the object. */}}
 {{- define "tailrace.targets" -}}
 {{- $root := . -}}
@@ -105,7 +114,8 @@ labels:
 {{- $pool := trimPrefix "inference-" $target -}}
 {{- if and (hasPrefix "inference-" $target) (not (hasKey $root.Values.inference.pools $pool)) }}{{ fail (printf "experiment.autoscaler.targets: %s names no pool of inference.pools" $target) }}{{ end -}}
 {{- if not (or (hasPrefix "inference-" $target) (has $target (list "agents" "sandbox"))) }}{{ fail (printf "experiment.autoscaler.targets: %s is not agents, sandbox or inference-<pool>" $target) }}{{ end -}}
-{{- $kind := ternary "StatefulSet" "Deployment" (hasPrefix "inference-" $target) -}}
+{{- $kind := "Deployment" -}}
+{{- if hasPrefix "inference-" $target }}{{ $kind = include "tailrace.poolKind" (index $root.Values.inference.pools $pool) }}{{ end -}}
 {{- $_ := set $all $target (merge (dict "kind" $kind "name" (include "tailrace.name" (dict "root" $root "part" $target))) $given) -}}
 {{- end -}}
 {{- $all | toJson -}}

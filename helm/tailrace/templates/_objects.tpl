@@ -16,11 +16,11 @@ spec:
 
 {{/* May read and set the scale of these objects, nothing else. */}}
 {{- define "tailrace.scaleRules" -}}
-{{- $names := dict "Deployment" list "StatefulSet" list -}}
+{{- $names := dict "Deployment" list "StatefulSet" list "LeaderWorkerSet" list -}}
 {{- range .targets }}{{ $_ := set $names .kind (append (get $names .kind) .name) }}{{ end -}}
 {{- range $kind, $of := $names }}
 {{- if $of }}
-- apiGroups: [apps]
+- apiGroups: [{{ include "tailrace.apiVersion" $kind | dir }}]
   resources: [{{ lower $kind }}s/scale]
   resourceNames: {{ sortAlpha $of | toJson }}
   verbs: [get, patch]

@@ -1,4 +1,4 @@
-"""Scale of Deployments and StatefulSets by the official client, in threads."""
+"""Scale of workloads by the official client, in threads."""
 
 import asyncio
 from typing import Any
@@ -12,6 +12,11 @@ from tailrace.config import ConfigError
 from tailrace_autoscaler.ports import WorkloadsUnavailableError
 
 _TIMEOUT_S = 10.0
+_GROUPS = {
+    "Deployment": "apps",
+    "StatefulSet": "apps",
+    "LeaderWorkerSet": "leaderworkerset.x-k8s.io",
+}
 
 
 def in_cluster() -> tuple[Any, str]:
@@ -28,28 +33,37 @@ class KubernetesWorkloads:
     """`Workloads` of one namespace."""
 
     def __init__(self, api: Any, namespace: str) -> None:
-        self._apps = client.AppsV1Api(api)
+        self._objects = client.CustomObjectsApi(api)  # all groups have the same paths
         self._namespace = namespace
 
     async def replicas(self, kind: str, name: str) -> int:
         """Replicas in the object's scale."""
-        return int((await self._call("read", kind, name)).spec.replicas or 0)
+        return int((await self._call("get", kind, name)).get("spec", {}).get("replicas") or 0)
 
     async def num_pods(self, kind: str, name: str) -> int:
         """Pods that exist."""
-        return int((await self._call("read", kind, name)).status.replicas or 0)
+        return int((await self._call("get", kind, name)).get("status", {}).get("replicas") or 0)
 
     async def set_replicas(self, kind: str, name: str, replicas: int) -> None:
         """Patch the object's scale."""
-        await self._call("patch", kind, name, {"spec": {"replicas": replicas}})
+        await self._call("patch", kind, name, body={"spec": {"replicas": replicas}})
 
-    async def _call(self, verb: str, kind: str, name: str, *body: Any) -> Any:
-        word = {"Deployment": "deployment", "StatefulSet": "stateful_set"}[kind]
-        method = getattr(self._apps, f"{verb}_namespaced_{word}_scale")
+    async def _call(self, verb: str, kind: str, name: str, **body: Any) -> dict[str, Any]:
+        method = getattr(self._objects, f"{verb}_namespaced_custom_object_scale")
+        if body:
+            body["_content_type"] = "application/merge-patch+json"
         try:
-            return await asyncio.to_thread(
-                method, name, self._namespace, *body, _request_timeout=_TIMEOUT_S
+            scale: dict[str, Any] = await asyncio.to_thread(
+                method,
+                _GROUPS[kind],
+                "v1",
+                self._namespace,
+                f"{kind.lower()}s",
+                name,
+                _request_timeout=_TIMEOUT_S,
+                **body,
             )
+            return scale
         except (ApiException, HTTPError, OSError) as error:
             reason = getattr(error, "reason", "") or error
             raise WorkloadsUnavailableError(f"{verb} scale of {kind} {name}: {reason}") from error

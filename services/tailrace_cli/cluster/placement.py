@@ -1,13 +1,15 @@
 """GPUs of the learner's ranks and of each inference server (pure).
 
-GPUs are numbered from 0 over all nodes of a run, node by node. A server's GPUs lie on one node.
+GPUs are numbered from 0 over all nodes of a run, node by node. A server's GPUs lie on one node, or
+in equal parts on `nodes_per_server` ones.
 Invariants: a rank has one GPU, a server `gpus_per_server`; learner and servers have no GPU in common,
 unless they are colocated; numbers that the experiment gives are never changed.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 
 from tailrace_cli.config import ClusterConfig
 from tailrace_cli.experiment import Experiment
@@ -33,6 +35,7 @@ class GpuDemand:
     learner_gpus: Gpus = ()  # given by number; empty: the first free ones
     inference_gpus: Gpus = ()  # given by number, server by server
     is_colocated: bool = False
+    nodes_per_server: int = 1
 
     @classmethod
     def of(cls, experiment: Experiment) -> "GpuDemand":
@@ -43,6 +46,7 @@ class GpuDemand:
             num_ranks=0 if learner.device == "cpu" else learner.strategy_args.num_ranks,
             num_servers=cluster.num_inference_servers if has_engines else 0,
             gpus_per_server=inference.gpus_per_server,
+            nodes_per_server=inference.num_nodes,
             learner_gpus=cluster.learner_gpus,
             inference_gpus=cluster.inference_gpus,
             is_colocated=experiment.run.colocated,
@@ -85,7 +89,7 @@ def place(demand: GpuDemand, num_gpus: int, num_nodes: int = 1) -> GpuPlacement:
         servers = _free_for_servers(demand, learner, num_gpus, per_node)
     _check_known(learner, servers, num_gpus)
     if num_gpus:
-        _check_nodes(servers, per_node)
+        _check_nodes(servers, per_node, demand.nodes_per_server)
     _check_overlap(demand, learner, servers)
     return GpuPlacement(learner, servers)
 
@@ -130,7 +134,7 @@ def _free_for_servers(
     taken = () if demand.is_colocated else learner
     nodes = (range(first, first + per_node) for first in range(0, num_gpus, per_node))
     free = [[gpu for gpu in node if gpu not in taken] for node in nodes]
-    groups = [group for node in free for group in _groups(node, size)]
+    groups = list(_over_nodes(free, size, demand.nodes_per_server))
     if len(groups) < wanted:
         remedy = "lower one of them, or let learner and servers share GPUs (colocated: true)"
         raise PlacementError(
@@ -139,6 +143,14 @@ def _free_for_servers(
             f"of {num_gpus} and {sum(map(len, free))} are free: {remedy}",
         )
     return tuple(groups[:wanted])
+
+
+def _over_nodes(free: Sequence[Sequence[int]], size: int, num_nodes: int) -> Iterator[Gpus]:
+    """Groups of `size` GPUs, with an equal part on each of `num_nodes` nodes that follow each other."""
+    for first in range(0, len(free) - num_nodes + 1, num_nodes):
+        parts = [_groups(node, size // num_nodes) for node in free[first : first + num_nodes]]
+        for each in zip(*parts, strict=False):
+            yield tuple(chain.from_iterable(each))
 
 
 def _groups(gpus: Sequence[int], size: int) -> Iterator[Gpus]:
@@ -156,13 +168,16 @@ def _check_known(learner: Gpus, servers: Sequence[Gpus], num_gpus: int) -> None:
             )
 
 
-def _check_nodes(servers: Sequence[Gpus], per_node: int) -> None:
+def _check_nodes(servers: Sequence[Gpus], per_node: int, num_nodes: int) -> None:
     for gpus in servers:
-        if len({gpu // per_node for gpu in gpus}) > 1:
+        parts = Counter(gpu // per_node for gpu in gpus)
+        if len(parts) != num_nodes or len(set(parts.values())) > 1:
+            on = "two nodes" if len(parts) == 2 else f"{len(parts)} node(s)"
+            wanted = "one node" if num_nodes == 1 else f"{num_nodes} nodes, equally many of each"
             raise PlacementError(
                 "cluster.inference_gpus",
-                f"the server on GPUs {_listed(gpus)} would lie on two nodes of {per_node} GPUs: name "
-                "GPUs of one node",
+                f"the server on GPUs {_listed(gpus)} would lie on {on} of {per_node} GPUs: name "
+                f"GPUs of {wanted}",
             )
 
 

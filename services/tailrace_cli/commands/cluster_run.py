@@ -41,6 +41,12 @@ def prepare_run_dir(
             f"{experiment.source}: cluster.num_nodes is {experiment.cluster.num_nodes}: this command "
             "starts a cluster on one machine; docs/gpu.md says how to start services on several"
         )
+    if experiment.inference.num_nodes > 1:
+        raise ConfigError(
+            f"{experiment.source}: inference.num_nodes is {experiment.inference.num_nodes}: this "
+            "command starts a cluster on one machine; docs/kubernetes.md says how to start servers on "
+            "several"
+        )
     run = experiment.run
     if holder := RunFolder(run.run_dir).holder:
         raise RunGoesOnError(run.run_dir, holder)

@@ -4,9 +4,12 @@ import asyncio
 
 from tailrace.config import ConfigError
 from tailrace.import_path import load_object
+from tailrace_inference.adapters.node_link import Node
 from tailrace_inference.config import ENGINES, InferenceConfig
-from tailrace_inference.ports import Engine, EngineFeatures, EngineRefusalError
+from tailrace_inference.ports import Engine, EngineFeatures, EngineFollower, EngineRefusalError
 from tailrace_protos.weights import ModelCard
+
+_FOLLOWERS = {"vllm": "tailrace_inference.adapters.vllm_follower:VllmFollower"}
 
 
 async def start_engine(card: ModelCard, config: InferenceConfig, *, sleeps: bool = False) -> Engine:
@@ -25,6 +28,13 @@ async def start_engine(card: ModelCard, config: InferenceConfig, *, sleeps: bool
     except EngineRefusalError as error:
         raise ConfigError(str(error)) from error
     return engine
+
+
+def make_follower(card: ModelCard, config: InferenceConfig, node: Node) -> EngineFollower:
+    """Builds the part of an engine on several nodes that this node computes."""
+    make = load_object(_FOLLOWERS[config.engine], "inference.engine")
+    made: EngineFollower = make(card, config, node)
+    return made
 
 
 def check_settings(config: InferenceConfig, features: EngineFeatures) -> None:

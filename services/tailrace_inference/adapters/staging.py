@@ -1,5 +1,6 @@
 """Parts that engines of other packages share: the model's folder, and updates as files in memory."""
 
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -9,9 +10,9 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import torch
@@ -29,12 +30,14 @@ from tailrace_inference.ports import EngineRefusalError, NamedTensor, NotStagedE
 from tailrace_protos.weights import ModelCard
 
 log = get_logger(__name__)
+T = TypeVar("T")
 
 SERVER_PID = "TAILRACE_SERVER_PID"  # names this server to the processes of an engine
+FOLLOWER_FOLDER = "TAILRACE_FOLLOWER_FOLDER"  # the versions, on a node that only computes
 _WATCH_S = 1.0  # between two looks at the server
 _MEMORY = Path("/dev/shm")
 _FOLDER, _LOCK = "tailrace-weights-", "lock"
-_NUM_FILES = 2  # the version that is staged, and the one before
+NUM_FILES = 2  # the version that is staged, and the one before
 
 
 def end_with_server() -> None:
@@ -48,6 +51,26 @@ def _end_with(server: psutil.Process) -> None:
         while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
             time.sleep(_WATCH_S)
     os._exit(1)
+
+
+def kill_children(others: Collection[int] = ()) -> None:
+    """Kills the processes of an engine; `others`: children of this process that are not."""
+    for child in psutil.Process().children(recursive=True):
+        if child.pid not in others:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+async def unless_failed(build: Callable[[], T], failure: asyncio.Future[Any]) -> T:
+    """Runs `build` in a thread. If `failure` comes first, it raises that, and kills what was begun."""
+    others = {child.pid for child in psutil.Process().children(recursive=True)}
+    building = asyncio.create_task(asyncio.to_thread(build))
+    await asyncio.wait({building, failure}, return_when=asyncio.FIRST_COMPLETED)
+    if not building.done():
+        kill_children(others)
+        await asyncio.wait({building})
+        failure.result()
+    return building.result()
 
 
 def token_bytes(content: dict[str, Any], number_bytes: int) -> int:
@@ -153,7 +176,7 @@ class HostStage:
     def _write(self, policy_version: int, values: dict[str, torch.Tensor]) -> Path:
         """Writes a file over the oldest: memory that is in use already costs half of fresh memory."""
         path = self._folder.path / f"{policy_version}.safetensors"
-        if path not in self._files and len(self._files) == _NUM_FILES:
+        if path not in self._files and len(self._files) == NUM_FILES:
             self._files.pop(0).rename(path)
         self._files = [*(file for file in self._files if file != path), path]
         tensors = [
@@ -180,6 +203,8 @@ class StagedEngine(ABC):
 
     _stage: HostStage  # from the start on
     _staged: tuple[int, Path] | None = None  # policy version and file, until `apply`
+    # Gives a version's file to the engine's other nodes; raises `NotStagedError`.
+    _share: Callable[[int, Path], Awaitable[None]] | None = None
 
     @property
     def base_version(self) -> int:
@@ -194,6 +219,8 @@ class StagedEngine(ABC):
             path = await in_background(self._stage.write, tensors, policy_version, base_version)
         except (MemoryError, OSError, RuntimeError) as error:
             raise NotStagedError(policy_version, f"{type(error).__name__}: {error}") from error
+        if self._share is not None:
+            await self._share(policy_version, path)
         self._staged = policy_version, path
 
     def take_staged(self) -> tuple[int, Path]:

@@ -7,6 +7,7 @@ import torch
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
+from tailrace_inference.adapters.node_link import Node, Welcome
 from tailrace_inference.adapters.staging import token_bytes
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.ports import EngineRefusalError
@@ -15,7 +16,7 @@ _WORKER = "tailrace_inference.adapters.vllm_worker.WeightLoader"
 _SCHEDULER = "tailrace_inference.adapters.vllm_guides.make_scheduler"
 _OWN_ARGS = (
     "model", "load_format", "logprobs_mode", "worker_extension_cls", "scheduler_cls",
-    "skip_tokenizer_init",
+    "skip_tokenizer_init", "nnodes", "node_rank", "master_addr", "master_port",
 )  # fmt: skip
 _MOST_BYTES = 4  # of one number in the cache
 _CPU_BLOCK_TOKENS = 32  # vLLM's CPU attention wants multiples of it
@@ -41,8 +42,11 @@ def engine_arguments(
     max_len: int,
     max_logprobs: int,
     sleeps: bool,
+    node: Node,
+    welcome: Welcome,
 ) -> AsyncEngineArgs:
-    """Returns the arguments; `content`: the model's configuration, which `folder` holds.
+    """Returns the arguments; `content`: the model's configuration, which `folder` holds;
+    `welcome`: the seed, and the port where the ranks of several nodes meet.
 
     It also sets the variables of the environment that vLLM reads at its start.
     """
@@ -59,7 +63,7 @@ def engine_arguments(
         "max_num_batched_tokens": config.max_batched_tokens,
         "enable_prefix_caching": config.prefix_cache,
         "enforce_eager": device == "cpu",
-        "seed": int.from_bytes(os.urandom(4), "little") >> 1,
+        "seed": welcome.seed,
         "max_logprobs": max_logprobs,
         "disable_log_stats": True,
         "enable_sleep_mode": sleeps and device != "cpu",
@@ -74,6 +78,8 @@ def engine_arguments(
         given["max_num_batched_tokens"] = max(config.max_batched_tokens, max_len)
     tensor, pipeline = config.parallel_sizes
     given |= {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    if node.num > 1:
+        given |= _nodes(node, welcome)
     given |= config.engine_args
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -93,6 +99,22 @@ def engine_arguments(
         )
     except TypeError as error:  # an argument that vLLM does not know
         raise EngineRefusalError(f"inference.engine_args: {error}") from error
+
+
+def _nodes(node: Node, welcome: Welcome) -> dict[str, Any]:
+    """Arguments of one of several nodes."""
+    own_host = os.environ.get("TAILRACE_ADVERTISE_HOST", node.host if node.is_local else "")
+    if own_host:  # where the other nodes reach the queues of this one
+        os.environ.setdefault("VLLM_HOST_IP", own_host)
+    # A forked worker would hold the connections of this process open after its death.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    return {
+        "distributed_executor_backend": "mp",
+        "nnodes": node.num,
+        "node_rank": node.rank,
+        "master_addr": node.host,
+        "master_port": welcome.port,
+    }
 
 
 def _cache(

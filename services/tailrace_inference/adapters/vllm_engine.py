@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Awaitable, Coroutine, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -22,6 +22,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from tailrace.log import get_logger
+from tailrace_inference.adapters.node_group import NodeGroup, gather_nodes
+from tailrace_inference.adapters.node_link import Node
 from tailrace_inference.adapters.staging import (
     SERVER_PID,
     HostStage,
@@ -29,6 +31,7 @@ from tailrace_inference.adapters.staging import (
     StagedEngine,
     max_sequence_tokens,
     token_bytes,
+    unless_failed,
     write_model_folder,
 )
 from tailrace_inference.adapters.vllm_arguments import check_engine_args, engine_arguments
@@ -88,7 +91,7 @@ class VllmEngine(StagedEngine):
         self._counts = CallCounts()
         self._stats = SchedulerStats()
         self._policy_version = -1
-        self._active: Path | None = None
+        self._group: NodeGroup | None = None  # of a server on several nodes
         self._is_paused = self._sleeps = False
         self._control = asyncio.Lock()
 
@@ -97,6 +100,10 @@ class VllmEngine(StagedEngine):
         content = write_model_folder(self._card, self._folder.path)
         self.max_len = max_sequence_tokens(self._config, self._card)
         max_logprobs, folder = self.features.max_top_logprobs, str(self._folder.path)
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        node = Node.from_env(self._config.num_nodes)
+        self._group, welcome = await gather_nodes(node, self._fail)
+        self._share = None if self._group is None else self._group.give
         args = engine_arguments(
             self._config,
             folder,
@@ -104,12 +111,15 @@ class VllmEngine(StagedEngine):
             max_len=self.max_len,
             max_logprobs=max_logprobs,
             sleeps=self._sleeps,
+            node=node,
+            welcome=welcome,
         )
-        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         os.environ[SERVER_PID] = str(os.getpid())
         os.environ["VLLM_RPC_BASE_PATH"] = folder
         try:
-            self._llm: AsyncLLM = await asyncio.to_thread(self._build, args)
+            self._llm: AsyncLLM = await unless_failed(partial(self._build, args), self._failure)
+        except EngineFailedError:
+            raise
         except (ValueError, RuntimeError) as error:
             raise EngineRefusalError(f"vLLM does not start: {error}") from error
         dtype = self._llm.model_config.dtype
@@ -396,5 +406,7 @@ class VllmEngine(StagedEngine):
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()
         await asyncio.to_thread(self._llm.shutdown)
+        if self._group is not None:
+            await self._group.close()
         self._stage.close()
         self._folder.remove()

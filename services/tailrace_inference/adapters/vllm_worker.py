@@ -5,7 +5,9 @@ are those after the temperature and before the filters, which neither of them is
 of the engine, which import it by name at their start; from then on they end with the server.
 """
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 
-from tailrace_inference.adapters.staging import end_with_server
+from tailrace_inference.adapters.staging import FOLLOWER_FOLDER, end_with_server
 
 _GREEDY = 1e-5  # vLLM takes temperatures below it as 0
 
@@ -102,7 +104,12 @@ class WeightLoader:
             rejection_sampler.expand_batch_to_tokens = _of_each_draft
 
     def tailrace_load(self, path: str) -> None:
-        """Loads a safetensors file into the model, layer by layer; tensor-parallel ranks cut it."""
+        """Loads a safetensors file into the model, layer by layer; tensor-parallel ranks cut it.
+
+        `path` is the leader's; another node has the file of this name in a folder of its own.
+        """
+        if folder := os.environ.get(FOLLOWER_FOLDER):
+            path = str(Path(folder) / Path(path).name)
         self.model_runner.reload_weights(weights_iterator=_tensors(path))
         for layer in self.model_runner.get_model().modules():
             # On the CPU an output layer tied to the embedding keeps a packed copy, which vLLM forgets.

@@ -46,6 +46,8 @@ MODEL: dict[str, Any] = {
     "eos_token_id": EOS,
 }
 
+TWO_NODES = {"num_nodes": 2, "tensor_parallel_size": 2, "max_running": 8, "kv_cache_tokens": 4096}
+
 
 def text_of(ids: Iterable[int]) -> str:
     """Token i is the letter chr(33 + i)."""

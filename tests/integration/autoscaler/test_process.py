@@ -30,10 +30,14 @@ TARGET = {"kind": "Deployment", "name": "demo-agents"}
 
 
 class FakeKubernetesApi:
-    """Answers `/scale` of Deployments and StatefulSets as an API server does; `is_down` answers 503."""
+    """Answers `/scale` of workloads as an API server does; `is_down` answers 503."""
 
     def __init__(self) -> None:
-        self.replicas = {"deployments/demo-agents": 1, "statefulsets/demo-inference-a": 1}
+        self.replicas = {
+            "apps/deployments/demo-agents": 1,
+            "apps/statefulsets/demo-inference-a": 1,
+            "leaderworkerset.x-k8s.io/leaderworkersets/demo-inference-b": 1,
+        }
         self.is_down = False
         self.patches: list[tuple[str, int]] = []
         self.num_requests = 0
@@ -44,23 +48,25 @@ class FakeKubernetesApi:
                 self._answer(None)
 
             def do_PATCH(self) -> None:
+                assert self.headers["Content-Type"] == "application/merge-patch+json"
                 content = self.rfile.read(int(self.headers["Content-Length"]))
                 self._answer(json.loads(content)["spec"]["replicas"])
 
             def _answer(self, replicas: int | None) -> None:
                 fake.num_requests += 1
-                key = "/".join(self.path.split("/")[6:8])
+                path = self.path.partition("?")[0].strip("/")
+                apis, group, version, _, namespace, *named, scale = path.split("/")
+                key = "/".join([group, *named])
                 if fake.is_down:
                     return self._send(503, {"message": "away"})
-                if key not in fake.replicas or not self.path.startswith(
-                    "/apis/apps/v1/namespaces/team/"
-                ):
+                place = (apis, version, namespace, scale)
+                if key not in fake.replicas or place != ("apis", "v1", "team", "scale"):
                     return self._send(404, {"message": "not found"})
                 if replicas is not None:
                     fake.replicas[key] = replicas
                     fake.patches.append((key, replicas))
-                scale = {"spec": {"replicas": fake.replicas[key]}, "status": {"replicas": 0}}
-                return self._send(200, {"kind": "Scale", "apiVersion": "autoscaling/v1"} | scale)
+                found = {"spec": {"replicas": fake.replicas[key]}, "status": {"replicas": 0}}
+                return self._send(200, {"kind": "Scale", "apiVersion": "autoscaling/v1"} | found)
 
             def _send(self, status: int, body: dict[str, Any]) -> None:
                 content = json.dumps(body).encode()
@@ -141,7 +147,7 @@ async def test_replicas_follow_the_load_up_and_down_and_hold_in_an_outage(
     monkeypatch.setattr(process, "in_cluster", lambda: (api.client(), "team"))
     agents = {**TARGET, "min_replicas": 1, "max_replicas": 4, "episodes_per_replica": 10}
     service = make_service(run_bus.run, endpoints, targets={"agents": agents}, stale_s=0.5, **QUICK)
-    load, key = 100, "deployments/demo-agents"
+    load, key = 100, "apps/deployments/demo-agents"
     telling = asyncio.create_task(say(run_bus, lambda: status(load)))
     async with serving(service):
         await eventually(lambda: api.replicas[key] == 4)  # its bound, though 10 were wanted
@@ -175,6 +181,25 @@ async def test_other_modes_ask_nothing_of_kubernetes(
         await eventually(lambda: wanted("agents") == most)
     telling.cancel()
     assert api.num_requests == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("Deployment", "demo-agents"),
+        ("StatefulSet", "demo-inference-a"),
+        ("LeaderWorkerSet", "demo-inference-b"),
+    ],
+)
+async def test_the_scale_of_each_kind_is_read_and_set(
+    kind: str, name: str, api: FakeKubernetesApi
+) -> None:
+    workloads = KubernetesWorkloads(api.client(), "team")
+    assert await workloads.replicas(kind, name) == 1
+    await workloads.set_replicas(kind, name, 3)
+    assert await workloads.replicas(kind, name) == 3
+    assert await workloads.num_pods(kind, name) == 0
+    assert [count for _, count in api.patches] == [3]
 
 
 async def test_dry_run_counts_and_sets_nothing(api: FakeKubernetesApi) -> None:

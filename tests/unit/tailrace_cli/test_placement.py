@@ -48,6 +48,20 @@ def test_the_gpus_of_a_server_lie_on_one_node() -> None:
         place(GpuDemand(1, 1, 4, inference_gpus=(6, 7, 8, 9)), 16, num_nodes=2)
 
 
+def test_a_server_on_two_nodes_has_as_many_gpus_of_each() -> None:
+    placed = place(GpuDemand(4, 2, 8, nodes_per_server=2), 32, num_nodes=4)
+    assert placed.learner == (0, 1, 2, 3)
+    assert placed.servers == ((4, 5, 6, 7, 8, 9, 10, 11), (16, 17, 18, 19, 24, 25, 26, 27))
+    named = GpuDemand(0, 1, 4, inference_gpus=(6, 7, 8, 9), nodes_per_server=2)
+    assert place(named, 16, num_nodes=2).servers == ((6, 7, 8, 9),)
+    for gpus, reason in (((5, 6, 7, 8), "two nodes"), ((4, 5, 6, 7), r"1 node\(s\)")):
+        unequal = GpuDemand(0, 1, 4, inference_gpus=gpus, nodes_per_server=2)
+        with pytest.raises(PlacementError, match=f"{reason} .* 2 nodes, equally many"):
+            place(unequal, 16, num_nodes=2)
+    with pytest.raises(PlacementError, match=r"1 server\(s\) of 8 GPU\(s\) need 8"):
+        place(GpuDemand(4, 1, 8, nodes_per_server=2), 16, num_nodes=1)
+
+
 def test_64_gpus_on_8_nodes() -> None:
     placed = place(GpuDemand(32, 8, 4), 64, num_nodes=8)
     assert placed.learner == tuple(range(32))

@@ -55,6 +55,20 @@ def test_combinations_that_cannot_run_name_the_key_or_the_remedy(override: str, 
         check_experiment(load(EXAMPLE, [override]))
 
 
+NODES = ["inference.engine=vllm", "inference.tensor_parallel_size=2", "inference.num_nodes=2"]
+
+
+def test_a_server_on_several_nodes_is_valid_and_not_colocated() -> None:
+    check_experiment(load(EXAMPLE, NODES))
+    with pytest.raises(ConfigError, match="colocated: the learner takes turns with servers of its own"):
+        check_experiment(load(EXAMPLE, [*NODES, "colocated=true"]))
+
+
+def test_nodes_of_an_engine_that_has_one_are_refused() -> None:
+    with pytest.raises(ConfigError, match="num_nodes is 2: a server of the engine torch has one node"):
+        load(EXAMPLE, ["inference.num_nodes=2"])
+
+
 @pytest.mark.parametrize(
     ("env_type", "env_config"),
     [
