@@ -210,7 +210,12 @@ async def learner_run(
     yield run
     for process in run.processes.values():
         process.kill()
-    for segment in _segments(run_name):
+    remove_segments(run_name)
+
+
+def remove_segments(run: str) -> None:
+    """Delete the shared memory that killed processes left."""
+    for segment in _segments(run):
         segment.unlink()
 
 

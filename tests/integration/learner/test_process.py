@@ -32,7 +32,7 @@ from tailrace_protos.event import (
 from tailrace_protos.trajectory import Trajectory
 from tailrace_scheduler.adapters.run_files import EventFile, MetricsFile
 from tests.audit import build_ledger
-from tests.integration.learner.conftest import LearnerRun, experiment
+from tests.integration.learner.conftest import LearnerRun, experiment, remove_segments
 from tests.world.processes import environment
 from tests.world.servers import make_nats_server, make_redis_server
 
@@ -197,6 +197,7 @@ async def test_a_learner_stopped_in_a_publication_without_nats_saves_and_goes_on
     (tmp_path / "redis").mkdir()
     nats, redis = make_nats_server(tmp_path / "nats"), make_redis_server(tmp_path / "redis")
     async with AsyncExitStack() as stack:
+        stack.callback(remove_segments, run_name)
         for server in (nats, redis):
             stack.callback(server.kill)
             server.start()
