@@ -9,6 +9,7 @@ import pytest
 
 from tailrace_sandbox.adapters.groups import delegated_folder
 from tailrace_sandbox.core.cgroups import NotDelegatedError, folder_of, values
+from tailrace_sandbox.engine.group import Group
 
 HYBRID = "9:name=systemd:/\n4:memory:/run/1\n0::/user.slice/me.scope\n"
 MOUNTS = (
@@ -102,3 +103,33 @@ def test_a_group_that_may_not_be_written_is_told(tmp_path: Path) -> None:
         pytest.skip("root may write everything here")
     with pytest.raises(NotDelegatedError, match="may not be written"):
         delegated_folder(proc)
+
+
+def counts(folder: Path, *, current: int = 100, file: int = 0, oom: int = 0, oom_kill: int = 0) -> None:
+    """What the kernel would tell of the group in this folder."""
+    (folder / "memory.current").write_text(f"{current}\n")
+    (folder / "memory.stat").write_text(f"anon 1\nfile {file}\nslab_reclaimable 3\n")
+    (folder / "memory.events").write_text(f"max 7\noom {oom}\noom_kill {oom_kill}\n")
+
+
+def test_a_call_ran_out_of_memory_when_its_own_group_did_and_something_was_ended(
+    tmp_path: Path,
+) -> None:
+    counts(tmp_path)
+    group = Group(str(tmp_path))
+    counts(tmp_path, oom=1)  # an allocation failed, and nothing ended
+    assert not group.ran_out()
+    counts(tmp_path, oom_kill=1)  # the machine, or a group around this one, ran out
+    assert not group.ran_out()
+    counts(tmp_path, oom=1, oom_kill=1)
+    assert group.ran_out()
+    group.begin()
+    assert not group.ran_out(), "that was an earlier call"
+
+
+def test_memory_of_a_call_is_without_files_and_what_its_zygote_holds(tmp_path: Path) -> None:
+    counts(tmp_path, current=103)
+    group = Group(str(tmp_path))
+    counts(tmp_path, current=1103, file=400)
+    assert group.call_bytes(800) == 600
+    assert group.call_bytes(2000) == 1003, "within the limit anyway"
