@@ -173,7 +173,9 @@ def simulate(
         world = World(replace(every, servers=count, groups_per_step=groups), chosen)
         rows.append({"servers": count} | _measures(world))
         timelines.append(world.timeline)
-    plain_console().print(_table(rows, f"{chosen.name}, policy {policy}, seed {seed}"))
+    console = plain_console()
+    console.print(f"{chosen.name}, policy {policy}, seed {seed}", soft_wrap=True)
+    console.print(_table(rows))
     if to is not None:
         (to / "result.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
     return Simulated(to, rows, timelines)
@@ -244,11 +246,11 @@ def _costs(path: Path | None) -> dict[str, Any]:
     return dict(content)
 
 
-def _table(rows: list[dict[str, Any]], title: str) -> Table:
-    table = Table(title=title, box=None, pad_edge=False)
-    table.add_column("")
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column()
     for _ in rows:
-        table.add_column("", justify="right")
+        table.add_column(justify="right")
     for key, name in _SHOWN.items():
         table.add_row(name, *(_cell(key, row[key]) for row in rows))
     return table

@@ -227,3 +227,10 @@ def test_a_number_that_makes_no_run_is_refused(option: str) -> None:
     refused = CliRunner().invoke(app, ["simulate", option, "0"])
     assert refused.exit_code == 2
     assert option in refused.output
+
+
+def test_the_name_of_a_workload_is_one_line_above_its_table() -> None:
+    words = ["simulate", "--workload", "logn", "--servers", "1", "--episodes", "16", "--steps", "1"]
+    first, second, *_ = CliRunner().invoke(app, [*words, "--warmup-steps", "0"]).output.splitlines()
+    assert first == "logn, policy auto, seed 1"
+    assert second.split() == ["servers", "1"]
