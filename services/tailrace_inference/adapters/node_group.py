@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -95,7 +96,8 @@ class NodeGroup:
         follower.replies[order.number] = reply
         try:
             await follower.link.send(order)
-            await asyncio.wait({reply, self.lost}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {reply, self.lost}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
             del follower.replies[order.number]
         if not reply.done():

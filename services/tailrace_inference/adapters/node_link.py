@@ -126,7 +126,7 @@ class NodeLink:
             try:
                 async with asyncio.timeout(_SILENT_S):
                     size = int.from_bytes(await self._reader.readexactly(_SIZE_BYTES), "little")
-                    message = _decode(await self._reader.readexactly(size))
+                    message: Message | _Alive = _decode(await self._reader.readexactly(size))
             except TimeoutError:
                 raise LinkLostError(f"silent for {_SILENT_S:g} s") from None
             except (OSError, asyncio.IncompleteReadError) as error:
