@@ -53,6 +53,18 @@ def _end_with(server: psutil.Process) -> None:
     os._exit(1)
 
 
+def processor_seconds(pids: Iterable[int]) -> float:
+    """Processor time of these processes and of all that they started."""
+    total = 0.0
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(pid)
+            for each in (root, *root.children(recursive=True)):
+                times = each.cpu_times()
+                total += times.user + times.system
+    return total
+
+
 def kill_children(others: Collection[int] = ()) -> None:
     """Kills the processes of an engine; `others`: children of this process that are not."""
     for child in psutil.Process().children(recursive=True):

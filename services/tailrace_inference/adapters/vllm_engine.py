@@ -14,9 +14,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
-import psutil
 from tokenizers import Tokenizer
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -30,6 +28,7 @@ from tailrace_inference.adapters.staging import (
     OwnFolder,
     StagedEngine,
     max_sequence_tokens,
+    processor_seconds,
     token_bytes,
     unless_failed,
     write_model_folder,
@@ -88,8 +87,7 @@ class VllmEngine(StagedEngine):
         self._calls: dict[str, VllmCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._guides: Guides | None = None
-        self._counts = CallCounts()
-        self._stats = SchedulerStats()
+        self._counts, self._stats = CallCounts(), SchedulerStats()
         self._policy_version = -1
         self._group: NodeGroup | None = None  # of a server on several nodes
         self._is_paused = self._sleeps = False
@@ -116,8 +114,9 @@ class VllmEngine(StagedEngine):
         )
         os.environ[SERVER_PID] = str(os.getpid())
         os.environ["VLLM_RPC_BASE_PATH"] = folder
+        build = partial(AsyncLLM.from_engine_args, args, stat_loggers=[lambda *_: self._stats])
         try:
-            self._llm: AsyncLLM = await unless_failed(partial(self._build, args), self._failure)
+            self._llm: AsyncLLM = await unless_failed(build, self._failure)
         except EngineFailedError:
             raise
         except (ValueError, RuntimeError) as error:
@@ -133,9 +132,6 @@ class VllmEngine(StagedEngine):
         await self._call(self._llm.collective_rpc("tailrace_scale_logprobs"))
         await self._call(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False))
         self._monitor = asyncio.create_task(self._watch_core(), name="vllm monitor")
-
-    def _build(self, args: AsyncEngineArgs) -> AsyncLLM:
-        return AsyncLLM.from_engine_args(args, stat_loggers=[lambda *_: self._stats])
 
     async def watch(self) -> NoReturn:
         """See `Engine`."""
@@ -161,21 +157,13 @@ class VllmEngine(StagedEngine):
                     self._fail(f"vLLM's engine core has not answered for {now_s - answered_s:.1f} s")
                 mark_s = now_s
 
-    async def _ping(self) -> bool:
+    async def _ping(self) -> None:
         with contextlib.suppress(EngineDeadError):
-            return bool(await self._llm.is_paused())
-        return False
+            await self._llm.is_paused()
 
     def _processor_seconds(self) -> float:
-        """Processor time of the core and its workers."""
-        total = 0.0
-        for process in self._llm.engine_core.resources.engine_manager.processes:
-            with contextlib.suppress(psutil.Error):
-                core = psutil.Process(process.pid)
-                for each in (core, *core.children(recursive=True)):
-                    times = each.cpu_times()
-                    total += times.user + times.system
-        return total
+        processes = self._llm.engine_core.resources.engine_manager.processes
+        return processor_seconds(process.pid for process in processes)
 
     def _fail(self, reason: str) -> None:
         if not self._failure.done():
@@ -334,8 +322,8 @@ class VllmEngine(StagedEngine):
         """See `Engine`."""
         async with self._control:
             self._is_paused = True
-            pausing = self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
-            await self._call(pausing)
+            core = self._llm.engine_core
+            await self._call(core.pause_scheduler_async(mode="keep", clear_cache=False))
 
     async def resume(self) -> None:
         """See `Engine`."""
