@@ -138,8 +138,7 @@ def train(
         runs = commands_of(path, swept, ["--overwrite"] if overwrite else [])
         raise typer.Exit(run_sweep(runs, jobs, runs[0][0].path.parent, console))
     loaded = _experiment(experiment, settings, config_path, config_name)
-    if summary_file and not Path(summary_file).absolute().parent.is_dir():
-        raise ConfigError(f"--summary-file {summary_file}: name a file in a folder that exists")
+    train_command.check_summary_file(summary_file)
     attachment = _attachment(attach, overwrite)
     exit_code = train_command.train(loaded, console, overwrite=overwrite, attachment=attachment)
     if summary_file and exit_code == 0:

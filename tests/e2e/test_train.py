@@ -300,18 +300,19 @@ def test_ctrl_c_drains_and_leaves_nothing_running(interrupted: Path) -> None:
 
 
 def test_ctrl_c_saves_a_checkpoint_of_the_last_step(interrupted: Path) -> None:
-    _has_checkpoint_of_last_step(interrupted)
+    assert _checkpoint_of_last_step(interrupted).exists()
 
 
 def test_sigterm_saves_a_checkpoint_of_the_last_step(tmp_path: Path) -> None:
     """As Slurm sends it before it takes the machine away."""
-    _has_checkpoint_of_last_step(_ended_by(signal.SIGTERM, tmp_path / "preempted", num_rows=3))
+    run_dir = _ended_by(signal.SIGTERM, tmp_path / "preempted", num_rows=3)
+    assert _checkpoint_of_last_step(run_dir).exists()
 
 
-def _has_checkpoint_of_last_step(run_dir: Path) -> None:
+def _checkpoint_of_last_step(run_dir: Path) -> Path:
     last = build_ledger(run_dir).last_step
     assert last > 0
-    assert (run_dir / "checkpoints" / f"step_{last}" / "run_state.json").exists()
+    return run_dir / "checkpoints" / f"step_{last}" / "run_state.json"
 
 
 def test_a_resume_without_steps_left_is_refused_and_changes_nothing(interrupted: Path) -> None:

@@ -147,10 +147,6 @@ def simulate(
     """Simulate training on clusters of these sizes and print the measures of each."""
     if context.invoked_subcommand:
         return Simulated()
-    if not slow > 0:
-        raise ConfigError(f"--slow {slow:g}: must be above 0; 5 makes server 0 five times slower")
-    if to is not None:
-        _make_folder(to)
     chosen = load_trace(trace, trace_scale) if trace else BUILT_IN[workload]
     sizes = {"kv_tokens": kv_tokens, "max_running": max_running, "host_kv_tokens": host_kv_tokens}
     every = SimSettings(
@@ -161,11 +157,13 @@ def simulate(
         rho=rho,
         learner_tokens_per_s=learner_tokens_per_s,
         engine=_engine(chosen, _costs(engine) | {key: size for key, size in sizes.items() if size}),
-        faults=(Fault(0, slow, fails),) if slow != 1.0 or fails else (),
+        faults=_faults(slow, fails),
         warmup_steps=warmup_steps,
         steps=steps,
         seed=seed,
     )
+    if to is not None:
+        _make_folder(to)
     rows: list[dict[str, Any]] = []
     timelines: list[Timeline] = []
     for count in _counts(servers):
@@ -179,6 +177,12 @@ def simulate(
     if to is not None:
         (to / "result.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
     return Simulated(to, rows, timelines)
+
+
+def _faults(slow: float, fails: bool) -> tuple[Fault, ...]:
+    if not slow > 0:
+        raise ConfigError(f"--slow {slow:g}: must be above 0; 5 makes server 0 five times slower")
+    return (Fault(0, slow, fails),) if slow != 1.0 or fails else ()
 
 
 def _make_folder(to: Path) -> None:

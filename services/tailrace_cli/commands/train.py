@@ -75,6 +75,12 @@ def _conclude(experiment: Experiment, console: Console) -> None:
             _tell_unwritten("report.html", error, console)
 
 
+def check_summary_file(path: str) -> None:
+    """Raises `ConfigError` if the file that `--summary-file` names cannot be made."""
+    if path and not Path(path).absolute().parent.is_dir():
+        raise ConfigError(f"--summary-file {path}: name a file in a folder that exists")
+
+
 def write_summary(experiment: Experiment, path: str) -> None:
     """The run's directory and the last line of its metrics, for who started us."""
     run_dir = experiment.run.run_dir

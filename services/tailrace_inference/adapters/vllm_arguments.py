@@ -70,10 +70,7 @@ def engine_arguments(
         **_cache(config, content, device, max_len),
     }
     if device == "cpu":
-        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")  # the first call would wait for a compiler
         # A prompt in pieces sets a generator back, which torch cannot on the CPU.
-        torch.set_num_threads(config.num_threads)
-        os.environ["OMP_NUM_THREADS"] = str(config.num_threads)  # of the process of the engine core
         given["enable_chunked_prefill"] = False
         given["max_num_batched_tokens"] = max(config.max_batched_tokens, max_len)
     tensor, pipeline = config.parallel_sizes
@@ -81,12 +78,9 @@ def engine_arguments(
     if node.num > 1:
         given |= _nodes(node, welcome)
     given |= config.engine_args
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # its sampler is not the one that is extended
     if config.gpus_per_server == 1:
         given.setdefault("distributed_executor_backend", "uni")
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # no second process
+    _set_environment(config, device)
     try:
         return AsyncEngineArgs(
             model=folder,
@@ -99,6 +93,18 @@ def engine_arguments(
         )
     except TypeError as error:  # an argument that vLLM does not know
         raise EngineRefusalError(f"inference.engine_args: {error}") from error
+
+
+def _set_environment(config: InferenceConfig, device: str) -> None:
+    if device == "cpu":
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")  # the first call would wait for a compiler
+        torch.set_num_threads(config.num_threads)
+        os.environ["OMP_NUM_THREADS"] = str(config.num_threads)  # of the process of the engine core
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # its sampler is not the one that is extended
+    if config.gpus_per_server == 1:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # no second process
 
 
 def _nodes(node: Node, welcome: Welcome) -> dict[str, Any]:

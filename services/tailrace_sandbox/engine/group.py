@@ -30,7 +30,7 @@ def _held_bytes(current_bytes: int, stat: str) -> int:
     return max(0, current_bytes - sum(found.get(name, 0) for name in _NOT_HELD))
 
 
-class Group:
+class CallGroup:
     """Group of this process, before its first call."""
 
     def __init__(self, path: str) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tailrace_sandbox.core.limits import Limits
 from tailrace_sandbox.engine import processes, workspace
-from tailrace_sandbox.engine.group import Group
+from tailrace_sandbox.engine.group import CallGroup
 from tailrace_sandbox.engine.processes import PIPE_BYTES, SOCKET_BYTES, Survey
 
 _COUNT_SHARE, _MAX_COUNT_S = 0.004, 4.0  # of a core, for counts that nothing else demands
@@ -39,7 +39,7 @@ class Machine(NamedTuple):
 class Inspection:
     """Of one call in `folder`. `tells_room`: the file system tells at once how much room is left."""
 
-    def __init__(self, folder: str, limits: Limits, tells_room: bool, group: Group | None) -> None:
+    def __init__(self, folder: str, limits: Limits, tells_room: bool, group: CallGroup | None) -> None:
         self._folder = folder
         self._limits = limits
         self._tells_room = tells_room

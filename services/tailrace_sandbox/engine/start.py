@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tailrace_sandbox.core.policy import Confinement
 from tailrace_sandbox.engine import child, kernel
 from tailrace_sandbox.engine.confine import Plan
-from tailrace_sandbox.engine.group import Group, enter
+from tailrace_sandbox.engine.group import CallGroup, enter
 from tailrace_sandbox.engine.zygote import Zygote
 
 CONTROL_FD = 3
@@ -72,7 +72,7 @@ def main(argument: str) -> None:
     gc.collect()
     gc.freeze()  # calls share this memory as long as nobody writes to it
     zygote.try_out()
-    group = Group(start.group) if start.group else None
+    group = CallGroup(start.group) if start.group else None
     control.send(b"ready")
     zygote.serve(group)
 

@@ -22,7 +22,7 @@ from tailrace_sandbox.engine import child, workspace
 from tailrace_sandbox.engine.call import ForkedCall
 from tailrace_sandbox.engine.confine import Plan
 from tailrace_sandbox.engine.forks import ForkGate
-from tailrace_sandbox.engine.group import Group
+from tailrace_sandbox.engine.group import CallGroup
 from tailrace_sandbox.engine.inspection import Inspection
 
 _MAX_MESSAGE_BYTES = 65536
@@ -44,7 +44,7 @@ class Zygote:
         self._max_processes = 0  # of the call
         self._closes_after = False
         self._gate: ForkGate | None = None
-        self._group: Group | None = None
+        self._group: CallGroup | None = None
         self._gates, self._child_gates = socket.socketpair()
         self._gates.setblocking(False)
         self._wake_fd = _wake_on_children()
@@ -53,7 +53,7 @@ class Zygote:
         self._poll.register(self._wake_fd, select.POLLIN)
         self._poll.register(self._gates, select.POLLIN)
 
-    def serve(self, group: Group | None) -> None:
+    def serve(self, group: CallGroup | None) -> None:
         """Until the service closes its end. `group`: the one that this process is in."""
         if group is not None:
             self._group = group

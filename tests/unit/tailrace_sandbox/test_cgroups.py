@@ -9,7 +9,7 @@ import pytest
 
 from tailrace_sandbox.adapters.groups import delegated_folder
 from tailrace_sandbox.core.cgroups import NotDelegatedError, folder_of, values
-from tailrace_sandbox.engine.group import Group
+from tailrace_sandbox.engine.group import CallGroup
 
 HYBRID = "9:name=systemd:/\n4:memory:/run/1\n0::/user.slice/me.scope\n"
 MOUNTS = (
@@ -116,7 +116,7 @@ def test_a_call_ran_out_of_memory_when_its_own_group_did_and_something_was_ended
     tmp_path: Path,
 ) -> None:
     counts(tmp_path)
-    group = Group(str(tmp_path))
+    group = CallGroup(str(tmp_path))
     counts(tmp_path, oom=1)  # an allocation failed, and nothing ended
     assert not group.ran_out()
     counts(tmp_path, oom_kill=1)  # the machine, or a group around this one, ran out
@@ -129,7 +129,7 @@ def test_a_call_ran_out_of_memory_when_its_own_group_did_and_something_was_ended
 
 def test_memory_of_a_call_is_without_files_and_what_its_zygote_holds(tmp_path: Path) -> None:
     counts(tmp_path, current=103)
-    group = Group(str(tmp_path))
+    group = CallGroup(str(tmp_path))
     counts(tmp_path, current=1103, file=400)
     assert group.call_bytes(800) == 600
     assert group.call_bytes(2000) == 1003, "within the limit anyway"
