@@ -43,6 +43,8 @@ def recipe_of(experiment: Experiment) -> Recipe:
         raise ValueError("the loop has a warm start, no learning-rate warm-up and one epoch")
     if args.lr_scheduler_type == "cosine":
         raise ValueError("the loop's learning rate is constant or linear")
+    if learner.zero_variance_groups == "redraw":
+        raise ValueError("the loop draws no group again")
     return Recipe(
         groups_per_step=run.groups_per_step,
         group_size=run.group_size,
@@ -58,6 +60,7 @@ def recipe_of(experiment: Experiment) -> Recipe:
         entropy_loss_coef=learner.entropy_loss_coef,
         norm_std=learner.norm_std,
         seq_mean=learner.loss_aggregation == "seq_mean_token_mean",
+        counts_all=learner.zero_variance_groups == "count",
         warm_start_steps=warm.num_steps,
         warm_start_episodes=warm.batch_size,
         warm_start_learning_rate=warm.learning_rate,

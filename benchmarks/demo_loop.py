@@ -58,6 +58,7 @@ class Recipe:
     entropy_loss_coef: float = 0.03
     norm_std: bool = True
     seq_mean: bool = False  # aggregate per episode first
+    counts_all: bool = True  # groups of equal rewards are in the divisor of the loss
     lag: int = 0
     warm_start_steps: int = 480
     warm_start_episodes: int = 32
@@ -189,18 +190,27 @@ class Loop:
         random.shuffle(kept)
         count = -(-len(kept) // recipe.mini_batches)
         for first in range(0, len(kept), max(count, 1)):
-            self._update(kept[first : first + count], optimizer)
+            part = kept[first : first + count]
+            divided = episodes if recipe.counts_all else [episode for episode, _ in part]
+            share = recipe.mini_batches if recipe.counts_all else 1
+            self._update(part, optimizer, _num_sampled(divided) / share, len(divided) / share)
         weights.append(snapshot(self.model))
-        return sum(sum(episode.loss_mask) for episode in episodes)
+        return _num_sampled(episodes)
 
-    def _update(self, rows: list[tuple[Episode, float]], optimizer: torch.optim.Optimizer) -> None:
+    def _update(
+        self,
+        rows: list[tuple[Episode, float]],
+        optimizer: torch.optim.Optimizer,
+        num_targets: float,
+        num_rows: float,
+    ) -> None:
+        """Make one update; `num_targets` tokens or `num_rows` episodes divide the loss."""
         rows = sorted(rows, key=lambda row: len(row[0].token_ids))
-        num_targets = sum(sum(episode.loss_mask) for episode, _ in rows)
         for part in _parts([len(episode.token_ids) for episode, _ in rows], self.recipe.micro_tokens):
             batch = _batch([rows[index] for index in part])
             weights = 1.0 / num_targets * torch.ones_like(batch.mask, dtype=torch.float32)
             if self.recipe.seq_mean:
-                weights = (1.0 / len(rows) / batch.mask.sum(1, keepdim=True)).expand_as(batch.mask)
+                weights = (1.0 / num_rows / batch.mask.sum(1, keepdim=True)).expand_as(batch.mask)
             torch.autograd.backward(self._loss(batch, weights[batch.mask]))
         self._apply(optimizer)
 
@@ -283,6 +293,10 @@ def _warm_start_share(step: int, num_steps: int) -> float:
 def _set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
+
+
+def _num_sampled(episodes: Sequence[Episode]) -> int:
+    return sum(sum(episode.loss_mask) for episode in episodes)
 
 
 def _informative(episodes: list[Episode], recipe: Recipe) -> list[tuple[Episode, float]]:

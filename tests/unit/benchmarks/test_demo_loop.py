@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +66,23 @@ def test_the_sampler_keeps_the_weights_it_loaded(loop: Loop) -> None:
     assert [episode.token_ids for episode in before] == [episode.token_ids for episode in after]
 
 
+@pytest.mark.parametrize("counts_all", [True, False])
+def test_tokens_of_groups_of_equal_rewards_divide_the_loss_where_they_count(
+    counts_all: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop(replace(SMALL, groups_per_step=2, counts_all=counts_all), seed=0)
+    loop.sampler.load(snapshot(loop.model))
+    equal, differing = (play_episodes(loop.sampler, loop.renderer, {}, range(4)) for _ in range(2))
+    for episode, reward in zip([*equal, *differing], (0, 0, 0, 0, 0, 1, 0, 1), strict=True):
+        episode.reward = float(reward)
+    divisors: list[tuple[float, ...]] = []
+    monkeypatch.setattr("benchmarks.demo_loop.play_episodes", lambda *_: [*equal, *differing])
+    monkeypatch.setattr(loop, "_update", lambda rows, optimizer, *given: divisors.append(given))
+    loop._step(1, loop._optimizer(1e-3, 0.0), deque([snapshot(loop.model)], maxlen=1))
+    counted = [*equal, *differing] if counts_all else differing
+    assert divisors == [(sum(sum(one.loss_mask) for one in counted), len(counted))]
+
+
 def test_a_run_trains_and_reports_its_curve() -> None:
     result = Loop(SMALL, seed=3).run()
     curve = result["curve"]
@@ -79,7 +98,7 @@ def test_the_example_experiment_translates_into_a_recipe() -> None:
     assert recipe.groups_per_step == experiment.run.groups_per_step
     assert recipe.learning_rate == experiment.learner.training_args.learning_rate
     assert recipe.beta2 == experiment.learner.training_args.adam_beta2
-    assert recipe.lag == 0
+    assert (recipe.counts_all, recipe.lag) == (True, 0)
 
 
 def test_the_systems_time_to_the_goal_starts_with_the_evaluation_before_training() -> None:
