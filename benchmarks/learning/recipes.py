@@ -51,7 +51,7 @@ class Recipe:
 
 
 RECIPES = (
-    Recipe("lake_grpo", "FrozenLake 4x4", "grpo, dapo loss", LAKE),
+    Recipe("lake_grpo", "FrozenLake 4x4", "grpo, dapo loss", LAKE, ("max_steps=300",)),
     Recipe(
         "lake_ppo",
         "FrozenLake 4x4",
