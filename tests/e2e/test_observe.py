@@ -24,7 +24,7 @@ CHART_FILES = ROOT / "helm" / "tailrace" / "files"
 ALERTS = CHART_FILES / "alerts.yaml"
 SHORT = (
     "exp_name=observed",
-    "max_steps=6",
+    "max_steps=20",
     "group_size=8",
     "groups_per_step=4",
     "eval_steps=0",
@@ -84,7 +84,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
 def _whole(traces: dict[str, list[ReceivedSpan]]) -> list[ReceivedSpan] | None:
     """A trace from admission to the servers' new weights, if one has arrived whole.
 
-    Services send their spans each second, in no order.
+    Services send their spans every 5 s, in no order.
     """
     for spans in traces.values():
         services = {span.service.removeprefix("tailrace_") for span in spans}
