@@ -77,6 +77,10 @@ HostKvTokens = Annotated[
 EngineCosts = Annotated[
     Path | None, typer.Option(help="Costs and sizes as JSON; `simulate calibrate` writes them.")
 ]
+KvOnUpdate = Annotated[
+    Literal["keep", "recompute"],
+    typer.Option(help="KV of running requests when a version comes; a run's default is recompute."),
+]
 Slow = Annotated[float, typer.Option(help="Slowness of server 0, for example 5.")]
 Fails = Annotated[bool, typer.Option("--fails", help="Server 0 fails every call.")]
 WarmupSteps = Annotated[int, typer.Option(help="Steps before the measurement.", min=0)]
@@ -137,6 +141,7 @@ def simulate(
     max_running: MaxRunning = 0,
     host_kv_tokens: HostKvTokens = 0,
     engine: EngineCosts = None,
+    kv_on_update: KvOnUpdate = "keep",
     slow: Slow = 1.0,
     fails: Fails = False,
     warmup_steps: WarmupSteps = 4,
@@ -157,6 +162,7 @@ def simulate(
         rho=rho,
         learner_tokens_per_s=learner_tokens_per_s,
         engine=_engine(chosen, _costs(engine) | {key: size for key, size in sizes.items() if size}),
+        recomputes=kv_on_update == "recompute",
         faults=_faults(slow, fails),
         warmup_steps=warmup_steps,
         steps=steps,

@@ -235,6 +235,16 @@ class SimEngine:
                 return waiting
         return None
 
+    def recompute(self) -> None:
+        """Compute the KV of running requests again and forget all other: the weights have changed."""
+        took_s = self.slowness * self.model.e_s * self.kv
+        self.time_s += took_s
+        self.prefill_s += took_s
+        self.reprefill_s += took_s
+        self.idle.clear()
+        self.host.clear()
+        self.idle_tokens = self.host_tokens = 0
+
     def cached(self, episode_id: str) -> int:
         """Return the tokens of an idle episode's prefix that are still here."""
         if self.model.host_kv_tokens:

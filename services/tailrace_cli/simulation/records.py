@@ -34,6 +34,7 @@ class SimSettings(Struct, frozen=True, kw_only=True):
     learner_tokens_per_s: float = 0.0  # context tokens; above 0 it replaces rho
     engine: EngineModel = EngineModel()
     releases_prefixes: bool = True  # engines are told of ended episodes, and forget their contexts
+    recomputes: bool = False  # engines compute the KV of running requests again for each version
     faults: tuple[Fault, ...] = ()
     warmup_steps: int = 4
     steps: int = 10

@@ -152,6 +152,8 @@ class World:
         for engine in self._servers.engines.values():
             engine.advance(self._time.now_s)
             engine.bump_steps.append(engine.steps)
+            if self._settings.recomputes:
+                engine.recompute()
             self._workers.reschedule(engine)
         self._hooks.on_step()
         tokens = self._learner.finish_step()

@@ -56,6 +56,23 @@ def test_the_newest_request_is_preempted_and_prefilled_again() -> None:
     assert engine.recomputed == engine.kv == 1500
 
 
+def test_new_weights_cost_the_kv_of_what_runs_and_every_idle_prefix() -> None:
+    engine = SimEngine("s0", EngineModel(host_kv_tokens=5000))
+    engine.submit(SimTurn("g0.0", 1000, 0, 100), 0.0)
+    engine.keep_idle("g0.1", 400)
+    engine.host["g0.2"] = engine.host_tokens = 300
+    begun_s = engine.time_s
+    engine.recompute()
+    assert engine.time_s - begun_s == pytest.approx(1000 * engine.model.e_s)
+    assert [engine.cached(name) for name in ("g0.1", "g0.2")] == [0, 0]
+
+
+def test_a_run_that_recomputes_at_each_version_spends_its_time_on_prefill() -> None:
+    kept, recomputed = run(), run(recomputes=True)
+    assert kept["reprefill"] < 0.01 < recomputed["reprefill"]
+    assert recomputed["seconds_per_step"] > kept["seconds_per_step"]
+
+
 @pytest.mark.parametrize("is_told", [True, False])
 def test_prefixes_of_ended_episodes_stay_where_engines_are_not_told(is_told: bool) -> None:
     settings = SimSettings(**SMALL, releases_prefixes=is_told)  # type: ignore[arg-type]
