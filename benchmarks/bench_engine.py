@@ -155,8 +155,8 @@ def run_generate(model: Any, jobs: list[Job], batch_size: int) -> int:
             mask[row, longest - len(job.prompt) :] = 1
         num_new = max(job.num_new for job in batch)
         model.generate(
-            ids,
-            attention_mask=mask,
+            ids.to(model.device),
+            attention_mask=mask.to(model.device),
             do_sample=True,
             top_k=0,
             max_new_tokens=num_new,

@@ -1,11 +1,11 @@
 """Pauses of an engine at weight updates, and its tokens per second while it stages.
 
 `python -m benchmarks.weights.pauses torch|vllm keep|recompute` prints a JSON object; each engine runs
-in its own environment. 16 calls are in flight all the time, each at another place of its reply, and
-their tokens are reported one by one. A pause is the longest time in which no call gets a token around
-an update, less the usual time between two: with the wait for a token boundary, and the keys and values
-that are computed again until the first call goes on. That of one call is longer, since others may come
-before it: it stands beside.
+in its own environment, on the CPU (`benchmarks/gpu` does the same on a GPU). 16 calls are in flight all
+the time, each at another place of its reply, and their tokens are reported one by one. A pause is the
+longest time in which no call gets a token around an update, less the usual time between two: with the
+wait for a token boundary, and the keys and values that are computed again until the first call goes on.
+That of one call is longer, since others may come before it: it stands beside.
 
 Versions are staged in turns: not at all, without a break, and at the pace of a learner.
 """
@@ -58,7 +58,7 @@ MODEL = {
 class Load:
     """Calls in flight, and the times of their tokens."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, in_flight: int = IN_FLIGHT) -> None:
         self._engine = engine
         self._random = np.random.default_rng(0)
         self._num_calls = 0
@@ -67,8 +67,8 @@ class Load:
         self.num_tokens = 0
         self.is_over = False
         self._token = asyncio.Event()
-        for max_tokens in self._random.permutation(IN_FLIGHT) + 1:
-            self._submit(int(max_tokens) * REPLY_TOKENS // IN_FLIGHT)
+        for max_tokens in self._random.permutation(in_flight) + 1:
+            self._submit(int(max_tokens) * REPLY_TOKENS // in_flight)
 
     async def next_token(self) -> None:
         """Waits for a token."""
@@ -126,9 +126,11 @@ def made() -> tuple[ModelCard, Version]:
     return card, Version(tensors)
 
 
-async def rates(engine: Engine, load: Load, version: Version) -> dict[str, float]:
+async def rates(
+    engine: Engine, load: Load, version: Version, learner_s: float = LEARNER_S
+) -> dict[str, float]:
     """Tokens per second in turns without staging, without a break in it, and with a learner's pace."""
-    paces_s = (None, 0.0, LEARNER_S)
+    paces_s = (None, 0.0, learner_s)
     found: dict[float | None, list[float]] = {pace_s: [] for pace_s in paces_s}
     num_staged = dict.fromkeys(paces_s, 0)
     for pace_s in paces_s * NUM_WINDOWS:
@@ -145,8 +147,8 @@ async def rates(engine: Engine, load: Load, version: Version) -> dict[str, float
         "tokens_per_s": median(found[None]),
         "tokens_per_s_staging": median(found[0.0]),
         "versions_staged_per_s": num_staged[0.0] / NUM_WINDOWS / WINDOW_S,
-        "tokens_per_s_learner": median(found[LEARNER_S]),
-        "versions_per_s_learner": num_staged[LEARNER_S] / NUM_WINDOWS / WINDOW_S,
+        "tokens_per_s_learner": median(found[learner_s]),
+        "versions_per_s_learner": num_staged[learner_s] / NUM_WINDOWS / WINDOW_S,
     }
 
 

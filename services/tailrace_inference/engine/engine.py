@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.attention import AttentionStep, Group
+from tailrace_inference.engine.decode_graphs import RECORDERS, DecodeGraphs
 from tailrace_inference.engine.forward import LoadedModel, load_model
 from tailrace_inference.engine.kv_cache import BlockPool, Int64Array, KVCache
 from tailrace_inference.engine.kv_residency import KVResidency
@@ -47,10 +48,17 @@ class TorchEngine(SteppedBase):
         num_blocks = model.cache_tokens // self._block_tokens
         self.capacity_tokens = num_blocks * self._block_tokens
         max_len = min(model.max_len, self.capacity_tokens)
+        spare_block = num_blocks + 1  # for the padding of `DecodeGraphs`
         cache = KVCache(
-            model.layers, num_blocks + 1, self._block_tokens, model.device, model.cache_dtype
+            model.layers, spare_block + 1, self._block_tokens, model.device, model.cache_dtype
         )
         self._cache = cache
+        self._graphs: DecodeGraphs | None = None
+        if model.choice.name == "llama" and model.device.type in RECORDERS:
+            output_matrix: Tensor = model.model.get_output_embeddings().weight  # type: ignore[operator]
+            self._graphs = DecodeGraphs(
+                model.forward, cache, spare_block, config.max_running, output_matrix
+            )
         self._make_rows(max_len, -(-max_len // self._block_tokens), self._free)
         self._residency = KVResidency(
             self._batch,
@@ -95,8 +103,6 @@ class TorchEngine(SteppedBase):
         self._model.forward.refresh()
         if self._config.kv_on_update == "recompute":
             self._residency.forget_computed(policy_version)
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)
 
     def _forget_computed(self) -> None:
         self._flush(time.perf_counter())
@@ -104,6 +110,12 @@ class TorchEngine(SteppedBase):
 
     def _cache_tensors(self) -> Iterable[Tensor]:
         return self._cache.arenas
+
+    def sleep(self) -> None:
+        """See `SteppedEngine`; weights and cache may wake up elsewhere in memory."""
+        if self._graphs is not None:
+            self._graphs.forget()
+        super().sleep()
 
     def _release(self, episode_ids: Sequence[str]) -> None:
         self._residency.release(episode_ids)
@@ -146,6 +158,11 @@ class TorchEngine(SteppedBase):
         batch, size = self._batch, self._block_tokens
         ids = batch.tokens[plan.token_rows, plan.positions].astype(np.int64)
         slots = batch.table[plan.token_rows, plan.positions // size] * size + plan.positions % size
+        if self._graphs is not None and len(plan.rows) == len(plan.positions):
+            num_blocks = max(group.num_blocks for group in plan.groups)
+            found = self._graphs.logits(ids, plan.positions, slots, batch.table[plan.rows, :num_blocks])
+            if found is not None:
+                return found if len(last) == len(ids) else found[self._tensor(last)]
         groups = [self._group(plan, group) for group in plan.groups]
         step = AttentionStep(self._cache, self._tensor(slots), groups)
         return self._model.forward.logits(

@@ -152,10 +152,9 @@ class LlamaForward:
 
     def _norm(self, states: Tensor, weight: Tensor) -> Tensor:
         """RMS norm over the last dimension, in float32."""
-        if states.dtype == torch.float32:
-            if states.device.type != "cpu" and weight.dim() == 1:
-                return rms_norm(states, weight.shape, weight, self._eps)
-            # torch's own norm runs eleven operators on the CPU.
+        if states.device.type != "cpu":
+            return weight * rms_norm(states, states.shape[-1:], eps=self._eps)
+        if states.dtype == torch.float32:  # torch's own norm runs eleven operators
             norm = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
             scale = torch.addcmul(self._eps_tensor, norm, norm, value=1.0 / states.shape[-1])
             return (states * scale.rsqrt_()).mul_(weight)

@@ -103,6 +103,8 @@ class SteppedBase(ABC):
         for target, value in zip(staged.targets, staged.values, strict=True):
             target.copy_(value)
         self._on_new_weights(staged.policy_version)
+        if self._device.type == "cuda":  # `stage` copies on another stream, perhaps into this memory
+            torch.cuda.synchronize(self._device)
         self.policy_version, self._staged = staged.policy_version, None
         return time.perf_counter() - began_s
 

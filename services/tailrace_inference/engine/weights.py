@@ -9,8 +9,9 @@ are kept unchanged, so that rounding errors do not accumulate. Matrices of float
 scales (`tailrace.weights.target_types`) and are widened.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from tailrace.weights.target_types import BLOCK, SCALE, scale_shape
 from tailrace_inference.ports import NamedTensor, WeightMismatchError
 
 UInt8Array = NDArray[np.uint8]
+_STREAM: Any = torch.cuda.Stream  # has no types
 
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
 
@@ -70,6 +72,24 @@ class WeightStage:
 
         `base_version`: base of the adapters; None: the update is whole.
         """
+        with self._beside_steps():
+            return self._load(tensors, policy_version, base_version)
+
+    @contextmanager
+    def _beside_steps(self) -> Iterator[None]:
+        """On CUDA, copies on a stream of its own, so that no step waits for them; waits at the end."""
+        device = next(iter(self.targets.values())).device if self._device is None else self._device
+        if device.type != "cuda":
+            yield
+            return
+        stream = _STREAM(device)
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
+
+    def _load(
+        self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None
+    ) -> Staged:
         parts, whole, scales = self._by_kind(tensors, policy_version)
         if base_version is not None:
             return self._adapted(parts, whole, policy_version, base_version)

@@ -147,6 +147,7 @@ class Bench:
     async def start(cls, **settings: Any) -> Bench:
         """Starts the engine that the environment names, with the first model as version 0."""
         limits = {"max_running": 256, "kv_cache_tokens": 65536, "engine_args": ENGINE_ARGS}
+        limits["dtype"] = "float32"  # on a GPU too
         config = InferenceConfig(engine=ENGINE, **(limits | settings))
         bench = cls(await start_engine(make_card(), config, sleeps=True))
         await bench.update()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tailrace_protos.generation import FinishReason
 from tests.contract.engine.harness import ENGINE, MAX_LEN, TOLERANCE, Bench, all_ended
@@ -31,7 +32,10 @@ async def test_an_update_with_a_queue_leaves_no_keys_of_old_weights_and_loses_no
     await bench.engine.close()
 
 
-@pytest.mark.skipif(ENGINE not in ("torch", "vllm"), reason="it computes all contexts in one step")
+@pytest.mark.skipif(
+    ENGINE not in ("torch", "vllm") or torch.cuda.is_available(),
+    reason="it computes all contexts in one step, as every engine does on a GPU",
+)
 async def test_after_an_update_the_shortest_context_goes_on_while_others_are_computed_again() -> None:
     bench = await Bench.start(stream_chunk_tokens=1, stream_interval_ms=0.0)
     long = [bench.ask([n, *range(60), n, *range(60), n, *range(60)], 60) for n in range(5)]

@@ -18,6 +18,8 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from tailrace_learner.core.batch.layout import PackedRows
 
 BLOCK = 128  # tokens
+# torch's kernel for less than a block of queries knows no shared key heads at most lengths.
+_OPTIONS = {"FORCE_USE_FLEX_ATTENTION": True}
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -47,7 +49,9 @@ def flex(
     kernel = _compiled() if query.is_cuda else flex_attention
     mask = _block_mask(packed, window)
     enable_gqa = key.shape[1] != query.shape[1]
-    output: Tensor = kernel(*heads_first, block_mask=mask, scale=scale, enable_gqa=enable_gqa)
+    output: Tensor = kernel(
+        *heads_first, block_mask=mask, scale=scale, enable_gqa=enable_gqa, kernel_options=_OPTIONS
+    )
     return output[0].transpose(0, 1)
 
 
