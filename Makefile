@@ -4,7 +4,7 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: fuzz pictures test-wheel-versions test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-long-prompts bench-tools bench-learner bench-weights bench-calibration bench-sandbox bench-scheduler bench-recovery bench-observe bench-traces test-sandbox-container clean test-trackers test-s3 test-engines test-wheel test-chart images test-images docs-site test-notebooks
+.PHONY: fuzz pictures test-wheel-versions test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-long-prompts bench-tools bench-learner bench-weights bench-calibration bench-sandbox bench-scheduler bench-recovery bench-observe bench-traces bench-gpu test-gpu test-sandbox-container clean test-trackers test-s3 test-engines test-wheel test-chart images test-images docs-site test-notebooks
 
 demo: .venv/ready $(if $(filter vllm sglang,$(ENGINE)),.venv-$(ENGINE)/ready)
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) \
@@ -13,6 +13,11 @@ demo: .venv/ready $(if $(filter vllm sglang,$(ENGINE)),.venv-$(ENGINE)/ready)
 # Two at a time, for two cores; the tests of a file stay together, for what they share.
 test: .venv/ready-dev
 	$(BIN)/pytest tests --ignore tests/frameworks --ignore tests/chart --ignore tests/notebooks -m "not heavy and not models" -n 2 --dist loadfile
+
+# What needs a CUDA device, and the engine's contract and a run that takes turns on it.
+test-gpu: .venv/ready-dev
+	$(BIN)/pytest tests/gpu tests/contract/engine
+	$(BIN)/pytest -m heavy tests/e2e/test_colocated.py
 
 # Tiny models of many types against transformers, and docs/models.md.
 test-models: .venv/ready-dev
@@ -164,6 +169,10 @@ bench-observe: .venv-trackers/ready
 
 bench-traces: .venv-trackers/ready
 	.venv-trackers/bin/python -m benchmarks.bench_traces
+
+# On a machine with a CUDA device; PARTS="'learner shared'" measures one part.
+bench-gpu: .venv/ready-dev
+	$(BIN)/python -m benchmarks.bench_gpu $(if $(PARTS),--parts $(PARTS))
 
 bench-sandbox: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_sandbox

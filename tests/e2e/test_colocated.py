@@ -16,6 +16,13 @@ from tests.e2e.runs import command, run
 
 ENGINE = os.environ.get("TAILRACE_ENGINE", "torch")
 NUM_STEPS = 4
+ON_ANY_DEVICE = (
+    "learner.device=auto",
+    "learner.model_args.dtype=float32",
+    "inference.device=auto",
+    "inference.dtype=float32",
+    "inference.kv_cache_tokens=32768",
+)
 
 
 @pytest.mark.heavy
@@ -30,6 +37,7 @@ def test_servers_sleep_in_each_step_and_nothing_is_lost(tmp_path: Path) -> None:
         "learner.warm_start.num_steps=5",
         f"inference.engine={ENGINE}",
         "cluster.num_inference_servers=2",
+        *ON_ANY_DEVICE,
         output_dir=tmp_path,
         exp_name="turns",
     )
