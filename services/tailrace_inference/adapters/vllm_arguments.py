@@ -20,6 +20,9 @@ _OWN_ARGS = (
 )  # fmt: skip
 _MOST_BYTES = 4  # of one number in the cache
 _CPU_BLOCK_TOKENS = 32  # vLLM's CPU attention wants multiples of it
+# Free share of a device that vLLM asks for at its start, though the size of the cache is given; its own
+# default of 0.92 would refuse a device that a learner or a second server uses too.
+_LEAST_SHARE = 0.01
 
 
 def check_engine_args(given: dict[str, Any]) -> None:
@@ -133,8 +136,9 @@ def _cache(
     if config.gpu_memory_utilization:
         return {"block_size": block, "gpu_memory_utilization": config.gpu_memory_utilization}
     num_tokens = max(config.kv_cache_tokens, max_len) + 2 * block
-    return {
+    sizes = {
         "block_size": block,
         "num_gpu_blocks_override": num_tokens // block,
         "kv_cache_memory_bytes": num_tokens * token_bytes(content, _MOST_BYTES),
     }
+    return sizes if device == "cpu" else sizes | {"gpu_memory_utilization": _LEAST_SHARE}

@@ -26,6 +26,7 @@ from tailrace_protos.weights import ModelCard
 
 ENGINE = os.environ.get("TAILRACE_ENGINE", "torch")
 ENGINE_ARGS = json.loads(os.environ.get("TAILRACE_ENGINE_ARGS", "{}"))
+ONE_GPU = torch.cuda.device_count() == 1
 VOCAB_SIZE, EOS, MAX_LEN = 67, 2, 256
 TOLERANCE = 2e-4  # of log-probabilities, between float32 kernels
 DEADLINE_S = 60.0  # of a call; a vLLM that checks drafts on the CPU takes 12 for what it does in 2
@@ -146,8 +147,12 @@ class Bench:
     @classmethod
     async def start(cls, **settings: Any) -> Bench:
         """Starts the engine that the environment names, with the first model as version 0."""
-        limits = {"max_running": 256, "kv_cache_tokens": 65536, "engine_args": ENGINE_ARGS}
-        limits["dtype"] = "float32"  # on a GPU too
+        limits = {
+            "dtype": "float32",  # that of the judge, also on CUDA
+            "max_running": 256,
+            "kv_cache_tokens": 65536,
+            "engine_args": ENGINE_ARGS,
+        }
         config = InferenceConfig(engine=ENGINE, **(limits | settings))
         bench = cls(await start_engine(make_card(), config, sleeps=True))
         await bench.update()

@@ -16,12 +16,13 @@ import psutil
 import pytest
 
 from tailrace_inference.ports import EngineFailedError
-from tests.contract.engine.harness import ENGINE, TOLERANCE, TWO_NODES, Bench
+from tests.contract.engine.harness import ENGINE, ONE_GPU, TOLERANCE, TWO_NODES, Bench
 from tests.e2e.runs import ROOT
 from tests.world.processes import kill_all
 
 pytestmark = [
     pytest.mark.skipif(ENGINE != "vllm", reason=f"the engine {ENGINE} has one node"),
+    pytest.mark.skipif(ONE_GPU, reason="two ranks need two GPUs, or none"),
     pytest.mark.timeout(300),
 ]
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.engine.harness import ENGINE, TOLERANCE, Bench
+from tests.contract.engine.harness import ENGINE, ONE_GPU, TOLERANCE, Bench
 
-pytestmark = pytest.mark.skipif(ENGINE != "vllm", reason=f"not tried with the engine {ENGINE}")
+pytestmark = [
+    pytest.mark.skipif(ENGINE != "vllm", reason=f"not tried with the engine {ENGINE}"),
+    pytest.mark.skipif(ONE_GPU, reason="two ranks need two GPUs, or none"),
+]
 
 
 async def test_two_ranks_serve_the_weights_of_each_update() -> None:
