@@ -1,19 +1,25 @@
-"""`docs/results.md` and its pictures, from the rows of `benchmarks/results/learning.json` alone."""
+"""`docs/results.md` and its pictures, from what `benchmarks/results` holds.
+
+`learning.json` has the runs, `gpu.json` the figures of a GPU.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from benchmarks.learning.recipes import RECIPES, ROOT, SEEDS, Recipe
 from benchmarks.learning.runs import Outcome
-from benchmarks.results import Target
+from benchmarks.results import RESULTS_DIR, Target
 
 PAGE = ROOT / "docs" / "results.md"
 PICTURES = ROOT / "docs" / "results"
+_MARK = {True: "holds", False: "**missed**"}
 
 _HEAD = """# Results of learning
 
@@ -47,7 +53,26 @@ def text(outcomes: Sequence[Outcome], targets: Sequence[Target]) -> str:
     missing = ["Not run yet with these settings:", "", *lacks] if lacks else []
     goals = ["Goals:", "", *map(_goal, targets)] if targets else []
     sections = [_section(recipe, _of(recipe, outcomes)[0].baselines) for recipe in known]
-    return _HEAD + "\n\n".join(map("\n".join, filter(None, (rows, missing, goals, sections))))
+    of_gpu = _of_gpu(json.loads((RESULTS_DIR / "gpu.json").read_text(encoding="utf-8")))
+    parts = (rows, missing, goals, sections, of_gpu)
+    return _HEAD + "\n\n".join(map("\n".join, filter(None, parts)))
+
+
+def _of_gpu(content: Mapping[str, Any]) -> list[str]:
+    """Every figure of `make bench-gpu`."""
+    machine, versions = content["machine"], content["versions"]
+    head = (
+        f"## On one {content['settings']['gpu']}\n\n"
+        f"`make bench-gpu`, with {machine['cores']} CPU cores and torch {versions['torch']}; what each "
+        "part does stands in `benchmarks/gpu`.\n\n"
+        "| part | figures |\n|---|---|"
+    )
+    rows = []
+    for row in content["rows"]:
+        shown = (f"{key} {value:g}" for key, value in row.items() if isinstance(value, float))
+        rows.append(f"| {row['what']} | {row.get('failed') or ', '.join(shown)} |")
+    goals = [_goal(Target(**target)) for target in content["targets"]]
+    return [head, *rows, "", *goals, ""]
 
 
 def _lacks(outcomes: Sequence[Outcome]) -> list[str]:
@@ -71,8 +96,7 @@ def _of(recipe: Recipe, outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def _goal(target: Target) -> str:
-    mark = "holds" if target.holds else "**missed**"
-    return f"- {mark}: {target.what}: {target.value:g} (goal {target.goal})"
+    return f"- {_MARK[target.holds]}: {target.what}: {target.value:g} (goal {target.goal})"
 
 
 def _row(recipe: Recipe, outcome: Outcome) -> str:

@@ -10,12 +10,14 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.audit import build_ledger, check_ledger
 from tests.e2e.runs import command, run
 
 ENGINE = os.environ.get("TAILRACE_ENGINE", "torch")
 NUM_STEPS = 4
+NUM_SERVERS = min(2, torch.cuda.device_count() or 2)  # each has a GPU where there are some
 ON_ANY_DEVICE = (
     "learner.device=auto",
     "learner.model_args.dtype=float32",
@@ -36,7 +38,7 @@ def test_servers_sleep_in_each_step_and_nothing_is_lost(tmp_path: Path) -> None:
         "save_steps=2",
         "learner.warm_start.num_steps=5",
         f"inference.engine={ENGINE}",
-        "cluster.num_inference_servers=2",
+        f"cluster.num_inference_servers={NUM_SERVERS}",
         *ON_ANY_DEVICE,
         output_dir=tmp_path,
         exp_name="turns",
@@ -50,6 +52,7 @@ def test_servers_sleep_in_each_step_and_nothing_is_lost(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     known = [row["mismatch_kl"] for row in rows if row["mismatch_kl"] is not None]
     assert max(known) < 1e-6, "weights or keys changed in a sleep"
-    for number in range(2):
-        log = (run_dir / "logs" / f"inference-{number}.log").read_text()
+    logs = sorted((run_dir / "logs").glob("inference*.log"))
+    assert len(logs) == NUM_SERVERS
+    for log in (each.read_text() for each in logs):
         assert log.count("woke up") >= NUM_STEPS, log[-2000:]

@@ -4,7 +4,7 @@ In preorder the flat tokens that attend to token k are k to reach[k] - 1: the la
 segment and all that continues it. That is the whole mask, for trees and for rows by themselves.
 FlexAttention skips blocks without such a pair. The bounds of a block show which these are, so no [N,
 N] mask is ever made. Its backward exists on CUDA only. Tests on the CPU compare the mask, the blocks
-and the uncompiled forward with the other paths; the compiled kernel has not run on any device yet.
+and the uncompiled forward with the other paths; `tests/gpu` the compiled kernel and its gradients.
 """
 
 from collections.abc import Callable
