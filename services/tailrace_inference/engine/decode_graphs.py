@@ -24,7 +24,7 @@ Compute = Callable[[], None]
 
 # Rows and blocks of graphs: few sizes of blocks, since each goes with every size of rows.
 _ROWS = sorted({(2 + odd) << power >> 1 for power in range(13) for odd in (0, 1)})
-_BLOCKS = [1 << power for power in range(14)]
+_BLOCKS = [1 << power for power in range(32)]
 _MAX_BLOCKS = 8192  # of all rows of a graph
 _STREAM: Any = torch.cuda.Stream  # has no types
 
