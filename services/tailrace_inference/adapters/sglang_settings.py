@@ -11,7 +11,7 @@ import torch
 
 from tailrace_inference.adapters.sglang_thread import on_child_error
 from tailrace_inference.adapters.sglang_worker import LOADER
-from tailrace_inference.adapters.staging import token_bytes, write_model_folder
+from tailrace_inference.adapters.staging import named_dtype, token_bytes, write_model_folder
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.ports import EngineRefusalError
 from tailrace_protos.weights import ModelCard
@@ -91,8 +91,7 @@ def model_folder(card: ModelCard, config: InferenceConfig, folder: Path) -> torc
     content = write_model_folder(card, folder)
     # The end of sequence is no stop by itself: requests name their stop ids.
     (folder / "config.json").write_text(json.dumps(content | {"eos_token_id": None}))
-    text = content | (content.get("text_config") or {})
-    named = "float32" if _on_cpu(config) else text.get("dtype") or text.get("torch_dtype") or "bfloat16"
+    named = "float32" if _on_cpu(config) else named_dtype(content)
     dtype: torch.dtype = getattr(torch, named if config.dtype == "auto" else config.dtype)
     return dtype
 

@@ -85,6 +85,12 @@ async def unless_failed(build: Callable[[], T], failure: asyncio.Future[Any]) ->
     return building.result()
 
 
+def named_dtype(content: dict[str, Any]) -> str:
+    """The type of the weights that a `config.json` names, or bfloat16."""
+    text = content | (content.get("text_config") or {})
+    return str(text.get("dtype") or text.get("torch_dtype") or "bfloat16")
+
+
 def token_bytes(content: dict[str, Any], number_bytes: int) -> int:
     """Bytes of one token's keys and values, from a model's configuration; an upper bound."""
     content = {**content, **(content.get("text_config") or {})}

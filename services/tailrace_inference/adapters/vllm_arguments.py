@@ -8,7 +8,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
 from tailrace_inference.adapters.node_link import Node, Welcome
-from tailrace_inference.adapters.staging import token_bytes
+from tailrace_inference.adapters.staging import named_dtype, token_bytes
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.ports import EngineRefusalError
 
@@ -60,7 +60,7 @@ def engine_arguments(
             "it to auto, or install another build"
         )
     given = {
-        "dtype": "float32" if device == "cpu" and config.dtype == "auto" else config.dtype,
+        "dtype": _dtype(config, content, device),
         "max_model_len": max_len,
         "max_num_seqs": config.max_running,
         "max_num_batched_tokens": config.max_batched_tokens,
@@ -96,6 +96,13 @@ def engine_arguments(
         )
     except TypeError as error:  # an argument that vLLM does not know
         raise EngineRefusalError(f"inference.engine_args: {error}") from error
+
+
+def _dtype(config: InferenceConfig, content: dict[str, Any], device: str) -> str:
+    """Type of the weights; vLLM's own `auto` makes bfloat16 of a float32 model."""
+    if config.dtype != "auto":
+        return config.dtype
+    return "float32" if device == "cpu" else named_dtype(content)
 
 
 def _set_environment(config: InferenceConfig, device: str) -> None:

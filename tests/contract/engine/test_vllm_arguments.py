@@ -26,13 +26,13 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "0")
 
 
-def arguments(**settings: Any) -> Any:
+def arguments(content: dict[str, Any] | None = None, **settings: Any) -> Any:
     from tailrace_inference.adapters.vllm_arguments import engine_arguments
 
     return engine_arguments(
         InferenceConfig(engine="vllm", **settings),
         "folder",
-        MODEL,
+        content or MODEL,
         max_len=MAX_LEN,
         max_logprobs=20,
         sleeps=True,
@@ -61,3 +61,11 @@ def test_an_accelerator_sleeps_and_compiles(on_cuda: None) -> None:
     assert made.enable_sleep_mode
     assert not made.enforce_eager
     assert made.enable_chunked_prefill is not False
+
+
+@pytest.mark.parametrize("named", ["float32", "float16", "bfloat16"])
+def test_auto_is_the_type_that_the_model_names(on_cuda: None, named: str) -> None:
+    assert arguments(MODEL | {"dtype": named}).dtype == named
+    assert arguments({"text_config": MODEL | {"torch_dtype": named}}).dtype == named
+    assert arguments(MODEL | {"dtype": named}, dtype="float16").dtype == "float16"
+    assert arguments(MODEL).dtype == "bfloat16"
