@@ -36,3 +36,6 @@ class _SafeConsole(Console):
 def plain_console(**options: Any) -> Console:
     """Console without markup, emoji names and guessed colours; `options` are those of rich."""
     return _SafeConsole(markup=False, highlight=False, emoji=False, **options)
+
+
+stdout = plain_console()

@@ -16,7 +16,7 @@ import redis
 
 from tailrace.config import ConfigError
 from tailrace_cli.checkpoints import model_card, model_folder
-from tailrace_cli.commands.train import evaluation_of
+from tailrace_cli.commands.evaluate import evaluation_of
 from tailrace_cli.experiment import load
 from tailrace_protos import subjects
 from tests.audit import build_ledger, check_ledger

@@ -8,10 +8,8 @@ import typer
 from tailrace.config import SECTIONS, RunConfig
 from tailrace.config.settings import Refused, Rule
 from tailrace_cli.commands.import_config import SYSTEMS
-from tailrace_cli.console import plain_console
+from tailrace_cli.console import stdout
 from tailrace_cli.reference import Entry, find, is_key, other_names, rule_named
-
-console = plain_console()
 
 
 def explain(
@@ -21,7 +19,7 @@ def explain(
 ) -> None:
     """Print a key's meaning, type, default and readers; of a section, all its keys."""
     for line in explanation(key) if key else _names():
-        console.print(line, soft_wrap=True)
+        stdout.print(line, soft_wrap=True)
 
 
 def _names() -> Iterator[str]:

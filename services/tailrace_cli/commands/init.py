@@ -3,12 +3,14 @@
 import shutil
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
+import typer
 from rich.table import Table
 
 import tailrace_cli
 from tailrace.config import ConfigError
+from tailrace_cli.console import stdout
 
 _PACKAGE = Path(tailrace_cli.__file__).parent
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "node_modules", "runs")
@@ -36,15 +38,18 @@ def _description(file: Path) -> str:
     return " ".join(lines).partition(". ")[0].rstrip(".")
 
 
-def init(example: str, to: str, console: Console) -> None:
-    """Copy an example, or list all. ConfigError: an unknown name, or a folder that exists."""
+def init(
+    example: Annotated[str, typer.Argument(help="Name of an example; none: list them.")] = "",
+    to: Annotated[str, typer.Option(help="New folder for it; default: its name, here.")] = "",
+) -> None:
+    """Copy an example into a folder of your own, to change it; without a name, list the examples."""
     known = examples()
     if not example:
         table = Table("example", "what it trains", box=None, pad_edge=False)
         for name, description in known.items():
             table.add_row(name, description)
-        console.print(table)
-        console.print("tailrace init NAME copies one.")
+        stdout.print(table)
+        stdout.print("tailrace init NAME copies one.")
         return
     if example not in known:
         close = get_close_matches(example, known, 1)
@@ -61,4 +66,4 @@ def init(example: str, to: str, console: Console) -> None:
         raise ConfigError(
             f"cannot copy to {target}: {error.strerror or error}: name another folder with --to"
         ) from error
-    console.print(f"{target}: now run: tailrace train {target}", soft_wrap=True)
+    stdout.print(f"{target}: now run: tailrace train {target}", soft_wrap=True)

@@ -23,12 +23,11 @@ from tailrace.config import ConfigError
 from tailrace_cli.checkpoints import has_begun, reached_checkpoint
 from tailrace_cli.cluster.supervisor import prepare_child
 from tailrace_cli.commands.runs import runs_table
+from tailrace_cli.exit_codes import INTERRUPTED
 from tailrace_cli.experiment import load, with_epochs
 from tailrace_cli.reporting.pages import write_comparison
 from tailrace_cli.run_folders import RunFolder
 from tailrace_cli.validation import check_experiment
-
-INTERRUPTED = 130
 
 
 class SweepRun(NamedTuple):

@@ -29,7 +29,7 @@ from tailrace.tools.discovery import (
 from tailrace.tools.host import DEFAULT_MAX_CONCURRENCY
 from tailrace.tools.port import ToolPort
 from tailrace.tools.serving import ToolServing, tool_service
-from tailrace_cli.cluster.local import nats_of
+from tailrace_cli.cluster.servers import nats_of
 from tailrace_cli.console import plain_console
 from tailrace_protos.chat import ToolCall
 from tailrace_protos.tool import ToolResult
@@ -185,8 +185,8 @@ async def _connected(endpoints: Endpoints) -> AsyncIterator[Bus]:
 async def _discover(endpoints: Endpoints) -> tuple[list[WorkerInfo], dict[str, WorkerStats]]:
     async with _connected(endpoints) as bus:
         discovery = Discovery(ToolPort(bus), "")
-        workers, stats = await asyncio.gather(discovery.workers(), discovery.stats())
-        return workers, stats
+        workers = await discovery.workers()
+        return workers, await discovery.stats(workers)
 
 
 async def _call(endpoints: Endpoints, run: str, call: ToolCall, timeout_s: float) -> ToolResult:

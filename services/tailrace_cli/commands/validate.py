@@ -3,12 +3,16 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.syntax import Syntax
 
 from tailrace.config import ConfigError, InvalidConfigError
-from tailrace_cli.experiment import Experiment
+from tailrace_cli.commands.options import ConfigName, ConfigPath, ExperimentArgument, Overrides
+from tailrace_cli.console import stdout
+from tailrace_cli.experiment import Experiment, load_given
 from tailrace_cli.loading.checks import Report, check, estimate
 from tailrace_cli.loading.facts import MachineFacts
 from tailrace_cli.loading.memory import memory_of, memory_table
@@ -47,6 +51,36 @@ class Target:
 
 
 def validate(
+    experiment: ExperimentArgument = None,
+    overrides: Overrides = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Check keys and values alone.")] = False,
+    show: Annotated[
+        bool, typer.Option("--print", help="Print the experiment with every default first.")
+    ] = False,
+    elsewhere: Annotated[
+        bool,
+        typer.Option("--elsewhere", help="The run will be on another machine: skip devices, memory."),
+    ] = False,
+    gpus: Annotated[int, typer.Option(help="The machine has this number of GPUs.", min=0)] = 0,
+    gpu_memory: Annotated[str, typer.Option(help="Memory of each of them, like 80GiB.")] = "",
+    model_config: Annotated[
+        str, typer.Option(metavar="FILE", help="With --fast: a config.json in place of the model's.")
+    ] = "",
+    config_path: ConfigPath = None,
+    config_name: ConfigName = None,
+) -> None:
+    """Load what an experiment names, compare sizes, and print problems; starts no service.
+
+    Modules, environments, data (first rows), tokenizer, chat template, devices, lengths, memory.
+    `--gpus 8 --gpu-memory 80GiB` asks for a machine that is not here; with `--fast` only the model's
+    configuration is read.
+    """
+    loaded = load_given(experiment, overrides, config_path, config_name)
+    target = Target(elsewhere, gpus, gpu_memory, model_config)
+    report_validity(loaded, stdout, fast=fast, show=show, target=target)
+
+
+def report_validity(
     experiment: Experiment, console: Console, *, fast: bool, show: bool, target: Target
 ) -> None:
     """Check the experiment and print a summary; `InvalidConfigError` with all problems.

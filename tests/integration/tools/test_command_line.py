@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 
 from tailrace.config import ConfigError
 from tailrace.tools.mcp import McpServer
-from tailrace_cli.cluster.local import NATS_URL, nats_of
-from tailrace_cli.cluster.servers import Credentials, nats_command
+from tailrace_cli.cluster.servers import NATS_URL, Credentials, nats_command, nats_of
 from tailrace_cli.commands.tools import app
 from tailrace_cli.config import ClusterConfig
 from tests.world.servers import ServerProcess, free_port, wait_for_port
