@@ -11,7 +11,7 @@ import tailrace
 from tailrace.config import ConfigError
 from tailrace.log import configure
 from tailrace_cli.command_table import CommandTable, load_command
-from tailrace_cli.console import stdout
+from tailrace_cli.console import stdout, tell_error
 from tailrace_cli.exit_codes import USER_ERROR, RunEndedError
 
 app = typer.Typer(
@@ -72,10 +72,10 @@ def main() -> None:
         refuse_dashed_keys(sys.argv[1:])
         app()
     except (ConfigError, RunEndedError) as error:
-        stdout.print(f"error: {error}", style="red", soft_wrap=True)
+        tell_error(error)
         sys.exit(USER_ERROR if getattr(error, "exit_code", USER_ERROR) == USER_ERROR else 1)
     except PermissionError as error:  # a run's files are its owner's alone
-        stdout.print(f"error: {error.filename} is not this user's: be its owner", style="red")
+        tell_error(f"{error.filename} is not this user's: be its owner")
         sys.exit(USER_ERROR)
 
 

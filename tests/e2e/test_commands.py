@@ -32,7 +32,7 @@ def test_a_checkpoint_that_does_not_exist_is_a_mistake_of_the_user(tmp_path: Pat
         [*command("eval", output_dir=tmp_path, exp_name="none"), "--checkpoint", str(tmp_path)]
     )
     assert result.returncode == 2, result.stdout + result.stderr
-    assert f"{tmp_path} is no checkpoint" in result.stdout
+    assert f"{tmp_path} is no checkpoint" in result.stderr
     assert "Traceback" not in result.stdout + result.stderr
     experiment = load(EXPERIMENT / "experiment.yaml", [f"output_dir={tmp_path}", "exp_name=none"])
     for find in (evaluation_of, model_folder):  # of `eval` and of `episode`
@@ -66,7 +66,7 @@ def _is_refused_while_in_use(output_dir: Path, holder: Background) -> None:
     argv = command("train", "resume_from_checkpoint=true", output_dir=output_dir, exp_name="standing")
     second = run(argv)
     assert second.returncode == 2, second.stdout + second.stderr
-    assert f"(process {holder.process.pid})" in second.stdout
+    assert f"(process {holder.process.pid})" in second.stderr
     assert "Traceback" not in second.stdout + second.stderr
     overwriting = run([*argv[:-1], "resume_from_checkpoint=false", "--overwrite"])
     assert overwriting.returncode == 2, "a run in use is not deleted"
@@ -111,7 +111,7 @@ def _is_not_mixed_with_an_earlier_run(output_dir: Path, name: str, attach: list[
     argv = [*command("train", *TINY, output_dir=output_dir, exp_name=name), *attach]
     refused = run(argv)
     assert refused.returncode == 2, refused.stdout + refused.stderr
-    assert "--overwrite" in refused.stdout
+    assert "--overwrite" in refused.stderr
     again = run([*argv, "--overwrite"])
     assert again.returncode == 0, again.stdout + again.stderr
     ledger = build_ledger(output_dir / name)
@@ -128,7 +128,7 @@ def test_attaching_to_a_server_that_is_not_there_is_named(
     argv = command("train", *TINY, output_dir=tmp_path, exp_name="alone")
     result = run([*argv, "--attach", urls["nats"], urls["redis"]])
     assert result.returncode == 2, result.stdout + result.stderr
-    assert "127.0.0.1:9" in result.stdout
+    assert "127.0.0.1:9" in result.stderr
     assert "Traceback" not in result.stdout + result.stderr
 
 
@@ -141,7 +141,7 @@ def test_an_experiment_is_found_by_config_path_and_config_name(tmp_path: Path) -
     assert "seed: 7" in result.stdout
     missing = run([TAILRACE, "validate", "--config_path", str(tmp_path), "--config_name", "sea"])
     assert missing.returncode == 2
-    assert str(tmp_path / "sea") in missing.stdout
+    assert str(tmp_path / "sea") in missing.stderr
 
 
 def test_a_configuration_that_fails_at_a_service_start_ends_everything_with_one_line(
@@ -158,7 +158,7 @@ def test_a_configuration_that_fails_at_a_service_start_ends_everything_with_one_
         check=False,
     )
     assert result.returncode == 2, result.stdout + result.stderr
-    errors = [line for line in result.stdout.splitlines() if line.startswith("error:")]
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
     assert len(errors) == 1
     assert "learner" in errors[0]
     assert "owner/none" in errors[0]

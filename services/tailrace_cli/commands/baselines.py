@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-
 from tailrace.data import load_dataset, source_baselines
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import importable_from
 from tailrace_agents.config import AgentsConfig
+from tailrace_cli.console import tell
 from tailrace_cli.experiment import Experiment
 from tailrace_cli.summary import Baselines
 from tailrace_envs import env_baselines, make_env
@@ -19,12 +18,12 @@ from tailrace_protos.episode import EnvTask
 from tailrace_scheduler.core.tasks import TaskSource
 
 
-def measured_baselines(experiment: Experiment, console: Console) -> Baselines:
+def measured_baselines(experiment: Experiment) -> Baselines:
     """Plays the baselines of the evaluation's tasks; keeps them as `baselines.json`."""
     try:
         found = measure_baselines(experiment)
     except ForeignCodeError as error:
-        console.print(f"no baselines: {error}", style="yellow")
+        tell(f"no baselines: {error}")
         return {}
     if found:
         path = experiment.run.run_dir / "baselines.json"
@@ -33,13 +32,13 @@ def measured_baselines(experiment: Experiment, console: Console) -> Baselines:
             part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             part.replace(path)
         except OSError as error:
-            tell_unwritten(path.name, error, console)
+            tell_unwritten(path.name, error)
     return found
 
 
-def tell_unwritten(name: str, error: OSError, console: Console) -> None:
+def tell_unwritten(name: str, error: OSError) -> None:
     """The run's result does not depend on the file."""
-    console.print(f"{name} is not written: {error}", style="yellow", soft_wrap=True)
+    tell(f"{name} is not written: {error}")
 
 
 def measure_baselines(experiment: Experiment) -> dict[str, dict[str, float]]:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import msgspec
 import typer
-from rich.console import Console
 
 from tailrace.config import ConfigError
 from tailrace_cli.checkpoints import newest_checkpoint
@@ -40,7 +39,7 @@ def evaluate(
     check_experiment(first)
     evaluation = evaluation_of(first, checkpoint)
     attachment = Attachment(*attach, overwrite=True) if attach else None
-    raise typer.Exit(run_evaluation(evaluation, stdout, attachment))
+    raise typer.Exit(run_evaluation(evaluation, attachment))
 
 
 def evaluation_of(experiment: Experiment, checkpoint: str) -> Experiment:
@@ -60,20 +59,20 @@ def evaluation_of(experiment: Experiment, checkpoint: str) -> Experiment:
     return dataclasses.replace(experiment, run=only_evaluate, learner=learner)
 
 
-def run_evaluation(experiment: Experiment, console: Console, attachment: Attachment | None) -> int:
+def run_evaluation(experiment: Experiment, attachment: Attachment | None) -> int:
     """Evaluate the experiment's `pretrain` weights on its evaluation set; returns the exit code."""
-    experiment, num_gpus = prepare_run_dir(experiment, console, overwrite=True)
-    if run_to_the_end(experiment, console, attachment, num_gpus) is None:
+    experiment, num_gpus = prepare_run_dir(experiment, overwrite=True)
+    if run_to_the_end(experiment, attachment, num_gpus) is None:
         return INTERRUPTED
     rows = read_metrics(experiment.run.run_dir)
     how = sampling_name(experiment.agents.eval_generating_args.temperature)
     success = last(rows, "eval/success_rate")
     shown = "-" if success is None else f"{success:.4f}"
-    console.print(f"success rate: {shown} ({how})")
+    stdout.print(f"success rate: {shown} ({how})")
     greedy = last(rows, "eval/greedy/success_rate")
     if greedy is not None:
-        console.print(f"success rate: {greedy:.4f} ({GREEDY})")
-    for tag, found in measured_baselines(experiment, console).items():
+        stdout.print(f"success rate: {greedy:.4f} ({GREEDY})")
+    for tag, found in measured_baselines(experiment).items():
         for name, rate in found.items():
-            console.print(f"success rate: {rate:.4f} (simple player of {tag}: {name})")
+            stdout.print(f"success rate: {rate:.4f} (simple player of {tag}: {name})")
     return 0

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tailrace.config import ConfigError
 from tailrace_cli.commands.options import Context, Kubeconfig, Namespace, OutputDir, Run
-from tailrace_cli.console import stdout
+from tailrace_cli.console import stdout, tell_error
 from tailrace_cli.log_text import print_log, readable
 from tailrace_cli.run_folders import DamagedRunError, RunFolder, State, find_run, runs_in
 from tailrace_cli.submission import releases
@@ -159,7 +159,7 @@ def stop(
     deadline = time.monotonic() + timeout_s
     while found.holder:
         if time.monotonic() > deadline:
-            stdout.print(f"process {holder} has not ended within {timeout_s:g} s", style="red")
+            tell_error(f"process {holder} has not ended within {timeout_s:g} s")
             raise typer.Exit(1)
         time.sleep(_POLL_S)
     state, detail = found.state()

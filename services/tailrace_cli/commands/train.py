@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from tailrace.config import ConfigError
 from tailrace_cli.checkpoints import has_begun
@@ -21,7 +20,7 @@ from tailrace_cli.commands.options import (
     Overwrite,
 )
 from tailrace_cli.commands.sweep import commands_of, sweep, sweep_runs
-from tailrace_cli.console import stdout
+from tailrace_cli.console import stdout, tell
 from tailrace_cli.exit_codes import INTERRUPTED
 from tailrace_cli.experiment import Experiment, load_given, locate, with_epochs
 from tailrace_cli.reporting.pages import RunReport
@@ -65,50 +64,48 @@ def train(
             raise ConfigError("--attach and --summary-file are for one run, not for a sweep")
         path = locate(experiment, config_path, config_name)
         runs = commands_of(path, swept, ["--overwrite"] if overwrite else [])
-        raise typer.Exit(sweep(runs, jobs, runs[0][0].path.parent, stdout))
+        raise typer.Exit(sweep(runs, jobs, runs[0][0].path.parent))
     loaded = load_given(experiment, settings, config_path, config_name)
     check_summary_file(summary_file)
     attachment = Attachment(*attach, overwrite) if attach else None
-    exit_code = run_training(loaded, stdout, overwrite=overwrite, attachment=attachment)
+    exit_code = run_training(loaded, overwrite=overwrite, attachment=attachment)
     if summary_file and exit_code == 0:
         write_summary(loaded, summary_file)
     raise typer.Exit(exit_code)
 
 
-def run_training(
-    experiment: Experiment, console: Console, *, overwrite: bool, attachment: Attachment | None
-) -> int:
+def run_training(experiment: Experiment, *, overwrite: bool, attachment: Attachment | None) -> int:
     """Train, then print the summary and write the report; returns the exit code.
 
     Raises `RunEndedError`, after the summary and the report, when the run has failed.
     """
     experiment = with_epochs(experiment)
-    experiment, num_gpus = prepare_run_dir(experiment, console, overwrite=overwrite)
+    experiment, num_gpus = prepare_run_dir(experiment, overwrite=overwrite)
     try:
-        status = run_to_the_end(experiment, console, attachment, num_gpus)
+        status = run_to_the_end(experiment, attachment, num_gpus)
     finally:
-        _conclude(experiment, console)
+        _conclude(experiment)
     if status is None:
         begun = has_begun(experiment.run.run_dir)
         remedy = "continue with resume_from_checkpoint=true" if begun else "nothing had begun yet"
-        console.print(f"interrupted: {remedy}")
+        tell(f"interrupted: {remedy}")
         return INTERRUPTED
     return 0
 
 
-def _conclude(experiment: Experiment, console: Console) -> None:
+def _conclude(experiment: Experiment) -> None:
     """Print the summary and write the report of what there is."""
     run = RunFolder(experiment.run.run_dir)
     rows, health = read_metrics(run.path), read_health(run.path)
     if rows or health.failures:
         is_evaluated = last(rows, "eval/success_rate") is not None
-        baselines = measured_baselines(experiment, console) if is_evaluated else NO_BASELINES
+        baselines = measured_baselines(experiment) if is_evaluated else NO_BASELINES
         lines = summary_rows(rows, health, baselines, run.eval_temperature)
-        console.print(summary_table(f"run {run.path.name}", lines))
+        stdout.print(summary_table(f"run {run.path.name}", lines))
         try:
-            console.print(f"report: {RunReport(run).write()}", soft_wrap=True)
+            stdout.print(f"report: {RunReport(run).write()}", soft_wrap=True)
         except OSError as error:
-            tell_unwritten("report.html", error, console)
+            tell_unwritten("report.html", error)
 
 
 def check_summary_file(path: str) -> None:

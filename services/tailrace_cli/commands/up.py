@@ -10,7 +10,6 @@ from tailrace_cli.commands.options import (
     Overrides,
     Overwrite,
 )
-from tailrace_cli.console import stdout
 from tailrace_cli.experiment import load_given
 
 
@@ -24,5 +23,5 @@ def up(
 ) -> None:
     """Start the local cluster and keep it up until Ctrl-C."""
     loaded = load_given(experiment, overrides, config_path, config_name)
-    loaded, num_gpus = prepare_run_dir(loaded, stdout, overwrite=overwrite)
-    keep_up(loaded, stdout, Attachment(*attach, overwrite) if attach else None, num_gpus)
+    loaded, num_gpus = prepare_run_dir(loaded, overwrite=overwrite)
+    keep_up(loaded, Attachment(*attach, overwrite) if attach else None, num_gpus)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tailrace.config import ConfigError
+from tailrace_cli.console import tell_error
 from tailrace_cli.log_text import print_log, readable
 from tailrace_cli.submission.cluster import Cluster, Pod
 
@@ -58,7 +59,7 @@ def stop(cluster: Cluster, release: str, timeout_s: float, console: Console) -> 
     cluster.uninstall(release, timeout_s)
     if rest := cluster.pods(release):
         names = ", ".join(pod.name for pod in rest)
-        console.print(f"pods still end after {timeout_s:g} s: {names}", style="red")
+        tell_error(f"pods still end after {timeout_s:g} s: {names}")
         raise typer.Exit(1)
     kept = values.get("storage", {}).get("runs", {})
     volume = kept.get("existingClaim") or (f"{release}-runs" if kept.get("keep") else "")

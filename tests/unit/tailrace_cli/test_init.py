@@ -107,7 +107,7 @@ def test_a_wrong_variable_of_the_logs_is_a_mistake_with_one_line(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert capsys.readouterr().out == "error: TAILRACE_LOG='xml': use one of json, console\n"
+    assert capsys.readouterr().err == "error: TAILRACE_LOG='xml': use one of json, console\n"
 
 
 def test_a_summary_that_could_not_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
