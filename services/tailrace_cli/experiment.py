@@ -148,6 +148,16 @@ def decode(content: dict[str, Any], source: str) -> Experiment:
 
     Raises `InvalidConfigError` with the problems of all sections.
     """
+    try:
+        return _decoded(content, source)
+    except InvalidConfigError as error:
+        from tailrace_cli.importing.systems import with_system  # tables that a mistake alone needs
+
+        problems = [with_system(problem, content) for problem in error.problems]
+        raise InvalidConfigError(source, problems) from error
+
+
+def _decoded(content: dict[str, Any], source: str) -> Experiment:
     applied = apply_settings(content, source)
     decoded: dict[str, Any] = {}
     problems: list[str] = []

@@ -15,16 +15,13 @@ from tailrace.config import SECTIONS, ConfigError, InvalidConfigError
 from tailrace.config.settings import value_at
 from tailrace_cli.exit_codes import USER_ERROR
 from tailrace_cli.experiment import decode
-from tailrace_cli.importing.areal.settings import AREAL
 from tailrace_cli.importing.convert import Imported, add_always, completed, convert, with_integers
 from tailrace_cli.importing.fitting import fitted
-from tailrace_cli.importing.roll.settings import ROLL
 from tailrace_cli.importing.rules import Default, System
 from tailrace_cli.importing.source import ForeignConfig, read_source
-from tailrace_cli.importing.verl.settings import VERL
+from tailrace_cli.importing.systems import SYSTEMS
 from tailrace_cli.validation import check_experiment
 
-SYSTEMS: dict[str, System] = {system.name: system for system in (ROLL, VERL, AREAL)}
 _NO_REWARD = "missing: reward.rewards: say what scores the replies to the rows of the data sets"
 _MISSING, _NOT_VALID, _NOT_MAPPED = "missing: ", "not valid: ", "not mapped: "
 _ABSENT = (

@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from tailrace.config.settings import value_at
-from tailrace_cli.commands.import_config import SYSTEMS, converted_from
+from tailrace_cli.commands.import_config import converted_from
 from tailrace_cli.experiment import decode
 from tailrace_cli.importing.convert import add_always, completed, convert
 from tailrace_cli.importing.rules import Default
+from tailrace_cli.importing.systems import SYSTEMS
 
 PARTIAL: list[tuple[str, str, dict[str, Any]]] = [
     (

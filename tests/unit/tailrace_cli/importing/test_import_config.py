@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 from tailrace.config import ConfigError
 from tailrace.config.settings import value_at
 from tailrace_cli.__main__ import app
-from tailrace_cli.commands.import_config import SYSTEMS, Converted, converted_from
+from tailrace_cli.commands.import_config import Converted, converted_from
 from tailrace_cli.experiment import load
 from tailrace_cli.importing.convert import convert
 from tailrace_cli.importing.source import read_source
+from tailrace_cli.importing.systems import SYSTEMS
 from tailrace_cli.validation import check_experiment
 
 HERE = Path(__file__).parent
