@@ -8,6 +8,7 @@ import re
 import shutil
 import stat
 import subprocess
+import time
 from pathlib import Path
 
 import nats
@@ -22,6 +23,7 @@ from tailrace_protos import subjects
 from tests.audit import build_ledger, check_ledger
 from tests.e2e.processes import Background, running, still_alive
 from tests.e2e.runs import EXPERIMENT, TAILRACE, command, environment, run
+from tests.world.processes import OUTLIVES_S, handles, outlasting
 from tests.world.servers import ServerProcess
 
 TINY = ("max_steps=2", "scheduler.eval_groups=8", "learner.warm_start.num_steps=5")
@@ -60,6 +62,20 @@ def test_up_keeps_everything_up_guards_its_run_and_drains_on_ctrl_c(tmp_path: Pa
         assert up.ends() == 0, up.printed
     assert still_alive(children) == []
     assert "Traceback" not in up.printed
+
+
+def test_no_process_of_a_run_outlives_its_killed_command_by_two_seconds(tmp_path: Path) -> None:
+    argv = command("up", "max_steps=100000", output_dir=tmp_path, exp_name="orphaned")
+    with running(argv, tmp_path / "printed") as up:
+        up.wait_until(lambda: "Ctrl-C drains" in up.printed)
+        processes = up.children()
+        hung = next(each for each in processes if "tailrace_scheduler" in each.cmdline())
+        hung.suspend()
+        with handles(processes) as found:
+            up.process.kill()
+            assert outlasting(found, time.monotonic() + OUTLIVES_S) == set(), up.printed
+    assert len(processes) >= 8
+    assert list(Path("/dev/shm").glob("*tailrace.orphaned.*")) == []
 
 
 def _is_refused_while_in_use(output_dir: Path, holder: Background) -> None:
