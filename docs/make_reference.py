@@ -11,8 +11,8 @@ from itertools import groupby
 from pathlib import Path
 
 from tailrace.config.settings import TABLES, Refused, Renamed, Rule, ValueNames
-from tailrace_cli.commands.import_config import SYSTEMS
 from tailrace_cli.importing.rules import System
+from tailrace_cli.importing.systems import SYSTEMS
 from tailrace_cli.reference import Entry, entries
 
 PAGE = Path(__file__).with_name("reference.md")

@@ -1,4 +1,7 @@
-"""The terminal's console: it prints texts as they are, square brackets and colons included.
+"""The terminal's consoles: they print texts as they are, square brackets and colons included.
+
+`stdout` gets what a command is asked for and a script may read: tables, figures, configurations.
+Errors, warnings, notices and progress go to `stderr`.
 
 Models, tools and logs write much of what is printed. No text of theirs may move the cursor, change the
 title, write to the clipboard or turn the direction of letters: its control characters are shown.
@@ -36,3 +39,17 @@ class _SafeConsole(Console):
 def plain_console(**options: Any) -> Console:
     """Console without markup, emoji names and guessed colours; `options` are those of rich."""
     return _SafeConsole(markup=False, highlight=False, emoji=False, **options)
+
+
+def tell(message: str) -> None:
+    """Print a notice."""
+    stderr.print(message, style="yellow", soft_wrap=True)
+
+
+def tell_error(message: object) -> None:
+    """Print the error that a command ends with."""
+    stderr.print(f"error: {message}", style="red", soft_wrap=True)
+
+
+stdout = plain_console()
+stderr = plain_console(stderr=True)

@@ -109,6 +109,20 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Experiment:
         return replace(decode(content, source), folder=path.parent)
 
 
+def load_given(
+    experiment: str | None,
+    overrides: Sequence[str] | None,
+    config_path: str | None,
+    config_name: str | None,
+) -> Experiment:
+    """Load what a command line names; with `config_path` or `config_name` all words are overrides."""
+    given = list(overrides or [])
+    if (config_path or config_name) and experiment is not None:
+        given.insert(0, experiment)
+        experiment = None
+    return load(locate(experiment, config_path, config_name), given)
+
+
 @contextmanager
 def _time_limit(limit_s: object) -> Iterator[None]:
     """Raises `TimeoutError` in the body after `limit_s`: modules of the user's algorithms may hang."""
@@ -134,6 +148,16 @@ def decode(content: dict[str, Any], source: str) -> Experiment:
 
     Raises `InvalidConfigError` with the problems of all sections.
     """
+    try:
+        return _decoded(content, source)
+    except InvalidConfigError as error:
+        from tailrace_cli.importing.systems import with_system  # tables that a mistake alone needs
+
+        problems = [with_system(problem, content) for problem in error.problems]
+        raise InvalidConfigError(source, problems) from error
+
+
+def _decoded(content: dict[str, Any], source: str) -> Experiment:
     applied = apply_settings(content, source)
     decoded: dict[str, Any] = {}
     problems: list[str] = []

@@ -83,6 +83,13 @@ WRONG = {
         {"inference": {"pools": {"default": {"nodes": 2, "overrides": {"num_nodes": 2}}}}},
         "inference.pools.default.nodes is 2: a server of the engine torch has one node",
     ),
+    "nodes of a server beside TLS": (
+        {"tls": {"enabled": True},
+         "inference": {"pools": {"default": {"gpus": 4, "nodes": 2, "image": "inference-vllm"}}},
+         "experiment": {"inference": {"device": "cuda", "engine": "vllm", "num_nodes": 2,
+                                      "tensor_parallel_size": 8}}},
+        "nodes is 2: the nodes of a server talk without encryption, and tls.enabled demands it",
+    ),
     "image of another engine": (
         {"experiment": {"inference": {"engine": "sglang"}}}, "take inference-sglang",
     ),

@@ -12,9 +12,9 @@ import yaml
 from rich.console import Console
 
 from tailrace.config import ConfigError
-from tailrace_cli.commands import submit as submitted
-from tailrace_cli.commands.submit import GivenExperiment, Wanted
+from tailrace_cli.commands.submit import GivenExperiment, Wanted, install
 from tailrace_cli.experiment import load
+from tailrace_cli.submission import releases
 from tailrace_cli.submission.cluster import Cluster
 from tests.chart.api_server import FakeApiServer
 from tests.chart.conftest import CHART, ROOT
@@ -46,7 +46,7 @@ class Team:
     def submit(self, *overrides: str, path: Path = EXAMPLE, **wanted: object) -> str:
         source = GivenExperiment(load(path, overrides), path, overrides)
         options = Wanted(**({"standing": "shared"} | wanted))
-        submitted.submit(source, options, self.cluster, self.console)
+        install(source, options, self.cluster, self.console)
         return self.said()
 
     def said(self) -> str:
@@ -90,7 +90,7 @@ def test_runs_are_submitted_beside_each_other_and_removed_one_by_one(team: Team)
     assert env["TAILRACE_NATS_URL"] == "tls://shared-nats:4222", "TLS is the standing release's"
     assert agents["containers"][0]["image"] == "tailrace-agents:9", "so are the images"
     assert not [name for name in team.api.names("Secret") if name.startswith("one-")]
-    submitted.stop(team.cluster, "one", 30, team.console)
+    releases.stop(team.cluster, "one", 30, team.console)
     assert "one: removed" in team.said()
     assert {"two-2-learner", "shared-nats"} <= team.api.names("StatefulSet")
     assert not [key for key in team.api.objects if key[2].startswith("one-")]
@@ -167,9 +167,9 @@ def test_clusters_that_are_not_there_are_named(team: Team, api: FakeApiServer, t
     (tmp_path / "gone").write_text(api.kubeconfig("gpu").replace(api.url, "http://127.0.0.1:1"))
     gone = Cluster("gpu", "team", str(tmp_path / "gone"))
     with pytest.raises(ConfigError, match=r"--context gpu: .*unreachable"):
-        submitted.status(gone, "one", team.console)
+        releases.status(gone, "one", team.console)
     with pytest.raises(ConfigError, match=r"no release one in namespace team \(there: none\)"):
-        submitted.stop(team.cluster, "one", 5, team.console)
+        releases.stop(team.cluster, "one", 5, team.console)
 
 
 def test_status_and_logs_are_those_of_the_runs_pods(team: Team) -> None:
@@ -181,19 +181,19 @@ def test_status_and_logs_are_those_of_the_runs_pods(team: Team) -> None:
     team.api.logs["one-run-x"] = "step 3 reward 0.5\n"
     line = '{"event": "episode failed", "timestamp": "2026-01-01T10:00:00Z", "reason": "tool"}\n'
     team.api.logs["one-agents-x"] = line
-    submitted.status(team.cluster, "one", team.console)
+    releases.status(team.cluster, "one", team.console)
     said = team.said()
     assert "one: run one running" in said
     assert "ImagePullBackOff" in said
     assert "step 3 reward 0.5" in said
-    submitted.logs(team.cluster, "one", "", 50, False, team.console)
+    releases.logs(team.cluster, "one", "", 50, False, team.console)
     said = team.said()
     assert "10:00:00 agents" in said
     assert "episode failed reason=tool" in said
-    submitted.logs(team.cluster, "one", "run", 50, True, team.console)
+    releases.logs(team.cluster, "one", "run", 50, True, team.console)
     assert "step 3" in team.said()
     with pytest.raises(ConfigError, match=r"no pod of learner in release one \(there: agents, run\)"):
-        submitted.logs(team.cluster, "one", "learner", 5, False, team.console)
+        releases.logs(team.cluster, "one", "learner", 5, False, team.console)
 
 
 @pytest.mark.parametrize(("condition", "state"), [("Complete", "finished"), ("Failed", "failed")])
@@ -202,6 +202,6 @@ def test_a_run_that_has_ended_says_so(condition: str, state: str, team: Team) ->
     team.submit("exp_name=one")
     (job,) = [each for key, each in team.api.objects.items() if key[1] == "jobs"]
     job["status"] = {"conditions": [{"type": condition, "status": "True"}]}
-    submitted.status(team.cluster, "one", team.console)
+    releases.status(team.cluster, "one", team.console)
     assert f"run one {state}" in team.said()
     assert f"({state})" in refused(team, "exp_name=one")

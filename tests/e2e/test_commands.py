@@ -8,6 +8,7 @@ import re
 import shutil
 import stat
 import subprocess
+import time
 from pathlib import Path
 
 import nats
@@ -16,12 +17,13 @@ import redis
 
 from tailrace.config import ConfigError
 from tailrace_cli.checkpoints import model_card, model_folder
-from tailrace_cli.commands.train import evaluation_of
+from tailrace_cli.commands.evaluate import evaluation_of
 from tailrace_cli.experiment import load
 from tailrace_protos import subjects
 from tests.audit import build_ledger, check_ledger
 from tests.e2e.processes import Background, running, still_alive
 from tests.e2e.runs import EXPERIMENT, TAILRACE, command, environment, run
+from tests.world.processes import OUTLIVES_S, handles, outlasting
 from tests.world.servers import ServerProcess
 
 TINY = ("max_steps=2", "scheduler.eval_groups=8", "learner.warm_start.num_steps=5")
@@ -32,7 +34,7 @@ def test_a_checkpoint_that_does_not_exist_is_a_mistake_of_the_user(tmp_path: Pat
         [*command("eval", output_dir=tmp_path, exp_name="none"), "--checkpoint", str(tmp_path)]
     )
     assert result.returncode == 2, result.stdout + result.stderr
-    assert f"{tmp_path} is no checkpoint" in result.stdout
+    assert f"{tmp_path} is no checkpoint" in result.stderr
     assert "Traceback" not in result.stdout + result.stderr
     experiment = load(EXPERIMENT / "experiment.yaml", [f"output_dir={tmp_path}", "exp_name=none"])
     for find in (evaluation_of, model_folder):  # of `eval` and of `episode`
@@ -62,11 +64,25 @@ def test_up_keeps_everything_up_guards_its_run_and_drains_on_ctrl_c(tmp_path: Pa
     assert "Traceback" not in up.printed
 
 
+def test_no_process_of_a_run_outlives_its_killed_command_by_two_seconds(tmp_path: Path) -> None:
+    argv = command("up", "max_steps=100000", output_dir=tmp_path, exp_name="orphaned")
+    with running(argv, tmp_path / "printed") as up:
+        up.wait_until(lambda: "Ctrl-C drains" in up.printed)
+        processes = up.children()
+        hung = next(each for each in processes if "tailrace_scheduler" in each.cmdline())
+        hung.suspend()
+        with handles(processes) as found:
+            up.process.kill()
+            assert outlasting(found, time.monotonic() + OUTLIVES_S) == set(), up.printed
+    assert len(processes) >= 8
+    assert list(Path("/dev/shm").glob("*tailrace.orphaned.*")) == []
+
+
 def _is_refused_while_in_use(output_dir: Path, holder: Background) -> None:
     argv = command("train", "resume_from_checkpoint=true", output_dir=output_dir, exp_name="standing")
     second = run(argv)
     assert second.returncode == 2, second.stdout + second.stderr
-    assert f"(process {holder.process.pid})" in second.stdout
+    assert f"(process {holder.process.pid})" in second.stderr
     assert "Traceback" not in second.stdout + second.stderr
     overwriting = run([*argv[:-1], "resume_from_checkpoint=false", "--overwrite"])
     assert overwriting.returncode == 2, "a run in use is not deleted"
@@ -111,7 +127,7 @@ def _is_not_mixed_with_an_earlier_run(output_dir: Path, name: str, attach: list[
     argv = [*command("train", *TINY, output_dir=output_dir, exp_name=name), *attach]
     refused = run(argv)
     assert refused.returncode == 2, refused.stdout + refused.stderr
-    assert "--overwrite" in refused.stdout
+    assert "--overwrite" in refused.stderr
     again = run([*argv, "--overwrite"])
     assert again.returncode == 0, again.stdout + again.stderr
     ledger = build_ledger(output_dir / name)
@@ -128,7 +144,7 @@ def test_attaching_to_a_server_that_is_not_there_is_named(
     argv = command("train", *TINY, output_dir=tmp_path, exp_name="alone")
     result = run([*argv, "--attach", urls["nats"], urls["redis"]])
     assert result.returncode == 2, result.stdout + result.stderr
-    assert "127.0.0.1:9" in result.stdout
+    assert "127.0.0.1:9" in result.stderr
     assert "Traceback" not in result.stdout + result.stderr
 
 
@@ -141,7 +157,7 @@ def test_an_experiment_is_found_by_config_path_and_config_name(tmp_path: Path) -
     assert "seed: 7" in result.stdout
     missing = run([TAILRACE, "validate", "--config_path", str(tmp_path), "--config_name", "sea"])
     assert missing.returncode == 2
-    assert str(tmp_path / "sea") in missing.stdout
+    assert str(tmp_path / "sea") in missing.stderr
 
 
 def test_a_configuration_that_fails_at_a_service_start_ends_everything_with_one_line(
@@ -158,7 +174,7 @@ def test_a_configuration_that_fails_at_a_service_start_ends_everything_with_one_
         check=False,
     )
     assert result.returncode == 2, result.stdout + result.stderr
-    errors = [line for line in result.stdout.splitlines() if line.startswith("error:")]
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
     assert len(errors) == 1
     assert "learner" in errors[0]
     assert "owner/none" in errors[0]

@@ -78,8 +78,8 @@ def test_too_little_room_at_the_start_is_refused_with_the_remedy(disk: Path) -> 
     wanted = "cluster.min_free_disk_bytes=1000000000"
     result = run(command("train", wanted, output_dir=disk, exp_name="nowhere"))
     assert result.returncode == 2, result.stdout + result.stderr
-    assert "MiB free" in result.stdout
-    assert "choose another output_dir" in result.stdout
+    assert "MiB free" in result.stderr
+    assert "choose another output_dir" in result.stderr
     assert "Traceback" not in result.stdout + result.stderr
 
 
@@ -87,5 +87,5 @@ def test_a_disk_without_any_room_at_the_start_is_refused_with_the_remedy(disk: P
     fill(disk / "ballast")
     result = run(command("train", output_dir=disk, exp_name="nowhere"))
     assert result.returncode == 2, result.stdout + result.stderr
-    assert "free some space" in result.stdout
+    assert "free some space" in result.stderr
     assert "Traceback" not in result.stdout + result.stderr

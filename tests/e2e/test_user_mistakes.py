@@ -31,14 +31,14 @@ def test_a_wrong_setting_is_named_before_anything_starts(
 ) -> None:
     result = run(command("validate", override, "--fast", output_dir=tmp_path, exp_name="wrong"))
     assert result.returncode == 2, result.stdout + result.stderr
-    assert all(part in result.stdout for part in expected), result.stdout
+    assert all(part in result.stderr for part in expected), result.stderr
     assert "Traceback" not in result.stdout + result.stderr
 
 
 def test_a_missing_experiment_names_where_it_was_looked_for() -> None:
     result = run([TAILRACE, "train", "no/such/experiment"])
     assert result.returncode == 2
-    assert "no/such/experiment" in result.stdout
+    assert "no/such/experiment" in result.stderr
     assert "Traceback" not in result.stdout + result.stderr
 
 
@@ -46,7 +46,7 @@ def test_validate_prints_what_the_experiment_resolves_to() -> None:
     result = run([TAILRACE, "validate", str(EXPERIMENT), "group_size=5", "--print", "--fast"])
     assert result.returncode == 0, result.stdout
     assert "group_size: 5" in result.stdout
-    assert "valid" in result.stdout.splitlines()[-1]
+    assert "valid" in result.stderr.splitlines()[-1]
 
 
 def test_what_an_experiment_names_is_loaded_before_anything_starts(tmp_path: Path) -> None:
@@ -63,11 +63,11 @@ def test_what_an_experiment_names_is_loaded_before_anything_starts(tmp_path: Pat
     )
     result = run(command("train", *wrong, output_dir=tmp_path, exp_name="wrong"))
     assert result.returncode == 2, result.stdout + result.stderr
-    assert "3 problems:" in result.stdout
-    assert "agents.custom_envs.frozen_lake: " in result.stdout
-    assert "No module named 'my_enviroment'" in result.stdout
-    assert "did you mean 'demonstrations'" in result.stdout
-    assert "agents.max_episode_tokens: 300 is more than the context" in result.stdout
+    assert "3 problems:" in result.stderr
+    assert "agents.custom_envs.frozen_lake: " in result.stderr
+    assert "No module named 'my_enviroment'" in result.stderr
+    assert "did you mean 'demonstrations'" in result.stderr
+    assert "agents.max_episode_tokens: 300 is more than the context" in result.stderr
     assert "Traceback" not in result.stdout + result.stderr
     assert not (tmp_path / "wrong").exists()
 
@@ -80,7 +80,7 @@ def test_a_busy_port_is_named_with_its_key(tmp_path: Path) -> None:
         argv = command("train", f"cluster.nats_port={port}", output_dir=tmp_path, exp_name="busy")
         result = run(argv)
     assert result.returncode == 2, result.stdout + result.stderr
-    assert f"port {port} (cluster.nats_port) is busy" in result.stdout
+    assert f"port {port} (cluster.nats_port) is busy" in result.stderr
     assert "Traceback" not in result.stdout + result.stderr
 
 
@@ -88,7 +88,7 @@ def test_an_unusable_output_dir_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     result = run(command("train", output_dir=tmp_path / "file", exp_name="nowhere"))
     assert result.returncode == 2, result.stdout + result.stderr
-    assert "choose another output_dir" in result.stdout.replace("\n", " ")
+    assert "choose another output_dir" in result.stderr.replace("\n", " ")
 
 
 def test_an_earlier_run_is_not_overwritten_unasked(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_an_earlier_run_is_not_overwritten_unasked(tmp_path: Path) -> None:
     (tmp_path / "old" / "events.jsonl").write_text("")
     result = run(command("train", output_dir=tmp_path, exp_name="old"))
     assert result.returncode == 2
-    assert "--overwrite" in result.stdout
+    assert "--overwrite" in result.stderr
     assert (tmp_path / "old" / "events.jsonl").exists()
 
 
@@ -104,7 +104,7 @@ def test_a_run_to_continue_that_never_was_is_refused_before_anything_starts(tmp_
     argv = command("train", "resume_from_checkpoint=true", output_dir=tmp_path, exp_name="typo")
     result = run(argv)
     assert result.returncode == 2
-    assert "holds no run: correct exp_name" in result.stdout
+    assert "holds no run: correct exp_name" in result.stderr
     assert not (tmp_path / "typo").exists()
 
 
@@ -123,13 +123,13 @@ def test_explain_prints_a_key_and_names_the_nearest_of_an_unknown_one() -> None:
     assert "read by: learner" in known.stdout
     unknown = run([TAILRACE, "explain", "learner.gama"])
     assert unknown.returncode == 2
-    assert "error: unknown key 'learner.gama'; did you mean learner.gamma" in unknown.stdout
+    assert "error: unknown key 'learner.gama'; did you mean learner.gamma" in unknown.stderr
 
 
 def test_all_mistakes_in_an_experiment_are_named_at_once(tmp_path: Path) -> None:
     wrong = ("learner.gama=1", "max_step=3")
     result = run(command("validate", *wrong, output_dir=tmp_path, exp_name="wrong"))
     assert result.returncode == 2
-    assert "2 problems:" in result.stdout
-    assert "'max_step'; did you mean" in result.stdout
-    assert "'learner.gama'; did you mean" in result.stdout
+    assert "2 problems:" in result.stderr
+    assert "'max_step'; did you mean" in result.stderr
+    assert "'learner.gama'; did you mean" in result.stderr

@@ -109,8 +109,8 @@ def test_a_workflow_that_does_not_exist_ends_the_command_with_its_name(tmp_path:
     argv = [TAILRACE, "train", str(EXPERIMENT), f"output_dir={tmp_path}"]
     result = run([*argv, "--workflow", "openai_sdk_agent.Nobody"])
     assert result.returncode == 2, result.stdout + result.stderr
-    assert "agents.workflow.agent" in result.stdout
-    assert "'Nobody'" in result.stdout
+    assert "agents.workflow.agent" in result.stderr
+    assert "'Nobody'" in result.stderr
     assert "Traceback" not in result.stdout + result.stderr
 
 

@@ -28,6 +28,9 @@ expect "tailrace 0.1.0" env/bin/tailrace --version
 expect "tailrace 0.1.0" env/bin/python -m tailrace --version
 expect "frozen_lake" env/bin/tailrace init
 expect "tailrace train frozen_lake" env/bin/tailrace init frozen_lake
+for example in tools tool_worker_js notebooks; do
+    expect "follow $example/README.md" env/bin/tailrace init "$example"
+done
 expect "valid" env/bin/tailrace validate frozen_lake
 expect "report.html" env/bin/tailrace train frozen_lake max_steps=2 eval_steps=2 save_steps=2 learner.warm_start.num_steps=20
 expect "step_2" ls runs/frozen_lake/checkpoints

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from tailrace.config import Endpoints
+
+OUTLIVES_S = 2.0  # longest life of a child after its parent's; the guardian kills after half of it
 
 
 def environment(endpoints: Endpoints, folder: Path) -> dict[str, str]:
@@ -108,3 +112,33 @@ def kill_all(processes: Iterable[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+@contextlib.contextmanager
+def handles(processes: Iterable[psutil.Process]) -> Iterator[dict[int, int]]:
+    """Handles (pidfd) of living processes, to their ids; the kernel marks each at its process's end."""
+    found = {os.pidfd_open(process.pid): process.pid for process in processes}
+    try:
+        yield found
+    finally:
+        for handle in found:
+            os.close(handle)
+
+
+def outlasting(found: Mapping[int, int], deadline_s: float) -> set[int]:
+    """Ids of the processes that have not ended at `deadline_s` of the monotonic clock.
+
+    The kernel holds the marks, so a process that ended counts as ended, however late this test runs.
+    """
+    left, ends = dict(found), select.poll()
+    for handle in left:
+        ends.register(handle, select.POLLIN)
+    while left:
+        remaining_s = max(0.0, deadline_s - time.monotonic())
+        ended = ends.poll(1000 * remaining_s)
+        for handle, _ in ended:
+            ends.unregister(handle)
+            del left[handle]
+        if not ended and not remaining_s:
+            break
+    return set(left.values())

@@ -30,6 +30,7 @@ from tailrace_cli.cluster.plan import (
     tool_worker_specs,
 )
 from tailrace_cli.cluster.servers import (
+    NATS_URL,
     Credentials,
     choose_port,
     nats_command,
@@ -41,7 +42,6 @@ from tailrace_cli.cluster.supervisor import Supervisor
 from tailrace_cli.experiment import Experiment, count_gateways
 from tailrace_cli.launch import record_launch
 
-NATS_URL = "nats_url"
 SERVERS = ("nats", "redis")
 _LEARNER = "learner"
 SERVER_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
@@ -218,22 +218,6 @@ class LocalCluster:
         is_new = not (self.run_dir / "events.jsonl").exists()
         await claim(self._attachment, self._experiment.run.exp_name, is_new=is_new)
         return ServerAddresses(self._attachment.nats_url, self._attachment.redis_url)
-
-
-def nats_of(run_dir: Path) -> tuple[str, dict[str, str]]:
-    """URL of a run's NATS, and its users' passwords, if the URL does not carry what is needed.
-
-    `ConfigError` if the run does not go on.
-    """
-    state_dir = run_dir / "state"
-    try:
-        url = (state_dir / NATS_URL).read_text()
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"{run_dir} is no directory of a run that goes on: give one, such as runs/my_run"
-        ) from error
-    is_own = (state_dir / "credentials.json").exists()
-    return url, Credentials.load_or_make(state_dir).nats if is_own else {}
 
 
 def take_lock(state_dir: Path) -> IO[str]:

@@ -26,6 +26,7 @@ from tailrace_cli.config import ClusterConfig
 
 START_TIMEOUT_S = 20.0
 MIN_REDIS_VERSION = (7, 2)
+NATS_URL = "nats_url"  # file of the state directory
 _TAIL_BYTES = 1 << 18
 _OF_EVERY_LINE = ("timestamp", "service", "run", "instance_id", "module")
 # Streams are bounded one by one; by default nats-server would refuse to make them on a disk that has
@@ -61,6 +62,22 @@ class Credentials(msgspec.Struct, frozen=True):
             file.write(msgspec.json.encode(made))
         part.replace(path)
         return made
+
+
+def nats_of(run_dir: Path) -> tuple[str, dict[str, str]]:
+    """URL of a run's NATS, and its users' passwords, if the URL does not carry what is needed.
+
+    `ConfigError` if the run does not go on.
+    """
+    state_dir = run_dir / "state"
+    try:
+        url = (state_dir / NATS_URL).read_text()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{run_dir} is no directory of a run that goes on: give one, such as runs/my_run"
+        ) from error
+    is_own = (state_dir / "credentials.json").exists()
+    return url, Credentials.load_or_make(state_dir).nats if is_own else {}
 
 
 def choose_port(wanted: int, key: str, host: str = "127.0.0.1") -> int:

@@ -20,19 +20,13 @@ from pathlib import Path
 from tailrace_cli.cluster.guardian import Guardian
 from tailrace_cli.cluster.plan import ProcessSpec
 from tailrace_cli.cluster.servers import tail
+from tailrace_cli.exit_codes import USER_ERROR, RunEndedError
 
-USER_ERROR = 2
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 5.0
 _PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class RunEndedError(RuntimeError):
-    """The run has ended without success; `exit_code` is that of the command."""
-
-    exit_code = 1
 
 
 class ServiceFailedError(RunEndedError):

@@ -8,7 +8,8 @@ from typing import Any
 from tailrace.bus import Bus
 from tailrace.config import Endpoints
 from tailrace_cli.cluster.servers import tail
-from tailrace_cli.cluster.supervisor import RunEndedError, Supervisor
+from tailrace_cli.cluster.supervisor import Supervisor
+from tailrace_cli.exit_codes import RunEndedError
 from tailrace_cli.live_view import ENDS
 from tailrace_protos import subjects
 from tailrace_protos.control import RunStatus

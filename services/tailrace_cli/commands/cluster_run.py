@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from rich.console import Console
 
 from tailrace.bus import Bus
 from tailrace.config import ConfigError
@@ -19,6 +18,7 @@ from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.cluster.local import LocalCluster, RunGoesOnError, clear_run_dir
 from tailrace_cli.cluster.watch import Watch
 from tailrace_cli.commands.validate import print_notes
+from tailrace_cli.console import stderr, stdout, tell
 from tailrace_cli.experiment import Experiment, with_epochs
 from tailrace_cli.live_view import ProgressView
 from tailrace_cli.loading.checks import require_loadable
@@ -28,9 +28,7 @@ from tailrace_protos import subjects
 from tailrace_protos.control import RunStatus
 
 
-def prepare_run_dir(
-    experiment: Experiment, console: Console, *, overwrite: bool
-) -> tuple[Experiment, int]:
+def prepare_run_dir(experiment: Experiment, *, overwrite: bool) -> tuple[Experiment, int]:
     """Check the experiment before its run; delete an old run's directory when told to.
 
     Returns it with the defaults for the GPUs of this machine, and their number.
@@ -57,48 +55,46 @@ def prepare_run_dir(
             "again with --overwrite, or choose another exp_name"
         )
     if lacks_checkpoint(experiment):
-        _teller(console)(f"{run.run_dir} holds no checkpoint yet: the run begins again at step 0")
+        tell(f"{run.run_dir} holds no checkpoint yet: the run begins again at step 0")
         run = msgspec.structs.replace(run, resume_from_checkpoint=False)
         experiment = dataclasses.replace(experiment, run=run)
     require_steps_left(run)
     report = require_loadable(experiment)
-    print_notes(report, console)
+    print_notes(report)
     if overwrite:
         clear_run_dir(run.run_dir)
     return report.experiment, len(report.machine.gpu_bytes) if report.machine else 0
 
 
 def run_to_the_end(
-    experiment: Experiment, console: Console, attachment: Attachment | None, num_gpus: int
+    experiment: Experiment, attachment: Attachment | None, num_gpus: int
 ) -> RunStatus | None:
     """Start the cluster, show the run until it has finished; None when interrupted (Ctrl-C).
 
     `num_gpus`: see `prepare_run_dir`. Raises `RunEndedError` when the run has failed.
     """
-    return asyncio.run(_run(experiment, console, attachment, num_gpus))
+    return asyncio.run(_run(experiment, attachment, num_gpus))
 
 
-def keep_up(
-    experiment: Experiment, console: Console, attachment: Attachment | None, num_gpus: int
-) -> None:
+def keep_up(experiment: Experiment, attachment: Attachment | None, num_gpus: int) -> None:
     """Start the cluster and keep it up until Ctrl-C, whatever the run does."""
-    asyncio.run(_keep_up(with_epochs(experiment), console, attachment, num_gpus))
+    asyncio.run(_keep_up(with_epochs(experiment), attachment, num_gpus))
 
 
 async def _run(
-    experiment: Experiment, console: Console, attachment: Attachment | None, num_gpus: int
+    experiment: Experiment, attachment: Attachment | None, num_gpus: int
 ) -> RunStatus | None:
-    interrupted = _interruption(_teller(console))
+    interrupted = _interruption()
     name = experiment.run.exp_name
-    async with LocalCluster(experiment, attachment, _teller(console), num_gpus) as cluster:
+    async with LocalCluster(experiment, attachment, tell, num_gpus) as cluster:
         run_dir = experiment.run.run_dir
-        console.print(
+        stderr.print(
             f"run {name}: logs in {experiment.run.logs_dir}, report in {run_dir / 'report.html'}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
-        reporting = asyncio.create_task(_keep_report(RunFolder(run_dir), console), name="report")
+        reporting = asyncio.create_task(_keep_report(RunFolder(run_dir)), name="report")
         try:
-            with ProgressView(console, name) as view:
+            with ProgressView(stderr, name) as view:
                 watch = _watch(cluster, experiment, view.update)
                 return await watch.follow(cluster.endpoints, name, interrupted)
         finally:
@@ -107,7 +103,7 @@ async def _run(
                 await reporting
 
 
-async def _keep_report(run: RunFolder, console: Console) -> None:
+async def _keep_report(run: RunFolder) -> None:
     """Write the run's report again and again, in at most 2% of the time."""
     report = RunReport(run)
     while True:
@@ -115,23 +111,21 @@ async def _keep_report(run: RunFolder, console: Console) -> None:
         try:
             await asyncio.to_thread(report.write)
         except OSError as error:  # a full disk: the run waits for space, too
-            _teller(console)(f"report.html is not written: {error}")
+            tell(f"report.html is not written: {error}")
         await asyncio.sleep(max(RELOAD_S, 50 * (time.monotonic() - began_s)))
 
 
-async def _keep_up(
-    experiment: Experiment, console: Console, attachment: Attachment | None, num_gpus: int
-) -> None:
-    interrupted = _interruption(_teller(console))
-    async with LocalCluster(experiment, attachment, _teller(console), num_gpus) as cluster:
-        console.print(f"NATS   {cluster.endpoints.nats_url}")
-        console.print(f"Redis  {without_credentials(cluster.endpoints.redis_url)}")
-        console.print(f"keys   {cluster.state_dir / 'credentials.json'}")
+async def _keep_up(experiment: Experiment, attachment: Attachment | None, num_gpus: int) -> None:
+    interrupted = _interruption()
+    async with LocalCluster(experiment, attachment, tell, num_gpus) as cluster:
+        stdout.print(f"NATS   {cluster.endpoints.nats_url}")
+        stdout.print(f"Redis  {without_credentials(cluster.endpoints.redis_url)}")
+        stdout.print(f"keys   {cluster.state_dir / 'credentials.json'}")
         for name, pid in cluster.supervisor.pids.items():
             log_path = cluster.supervisor.log_path(name)
-            console.print(f"{name:<14} process {pid}  {log_path}")
-        console.print("up; Ctrl-C drains and stops everything")
-        view, name = ProgressView(console, "", is_live=False), experiment.run.exp_name
+            stdout.print(f"{name:<14} process {pid}  {log_path}")
+        stderr.print("up; Ctrl-C drains and stops everything")
+        view, name = ProgressView(stderr, "", is_live=False), experiment.run.exp_name
         bus = await Bus.connect(cluster.endpoints, name="cli")
 
         async def on_status(status: RunStatus) -> None:
@@ -153,14 +147,7 @@ def _watch(cluster: LocalCluster, experiment: Experiment, show: Callable[[RunSta
     return Watch(cluster.supervisor, show, experiment.run.logs_dir, silence_s)
 
 
-def _teller(console: Console) -> Callable[[str], None]:
-    def tell(message: str) -> None:
-        console.print(message, style="yellow", soft_wrap=True)
-
-    return tell
-
-
-def _interruption(tell: Callable[[str], None]) -> asyncio.Event:
+def _interruption() -> asyncio.Event:
     """An event set by SIGINT or SIGTERM; a second signal ends the process at once."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -12,13 +12,17 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from tailrace.config import ConfigError
 from tailrace_cli.cluster.servers import nats_server_binary, redis_server_binary
+from tailrace_cli.commands.doctor_engine import doctor_engine
 from tailrace_cli.config import ClusterConfig
+from tailrace_cli.console import stdout
 from tailrace_sandbox.adapters.groups import delegated_folder
 from tailrace_sandbox.adapters.place import probe
 from tailrace_sandbox.core.cgroups import NotDelegatedError
@@ -46,7 +50,20 @@ class DoctorLine:
     is_needed: bool = True  # whether its absence makes the exit code 1
 
 
-def doctor(console: Console, find_features: FindFeatures = probe) -> int:
+def doctor(
+    engine: Annotated[
+        str, typer.Option(help="Check this engine with --model: torch, vllm, sglang, hf, module:Class.")
+    ] = "",
+    model: Annotated[str, typer.Option(help="Folder of the model for --engine.")] = "",
+    engine_args: Annotated[str, typer.Option(help="Arguments of the engine, as JSON.")] = "",
+) -> None:
+    """Say what this machine gives, what is missing, and what to do about it."""
+    if engine or model or engine_args:
+        raise typer.Exit(doctor_engine(stdout, engine or "torch", model, engine_args))
+    raise typer.Exit(report_machine(stdout))
+
+
+def report_machine(console: Console, find_features: FindFeatures = probe) -> int:
     """Print the report; the exit code. `find_features` asks the kernel what it can confine."""
     lines = [*_machine(), *_servers(), *_packages(), *_sandbox(find_features)]
     table = Table(box=None, pad_edge=False)

@@ -1,15 +1,14 @@
 """`tailrace episode`: one episode in the terminal, turn by turn, without any cluster."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import os
 import sys
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 
 from tailrace import log
@@ -17,13 +16,60 @@ from tailrace.config import ConfigError
 from tailrace.tools.serving import load_tool
 from tailrace_agents.core.episode import EpisodeResult
 from tailrace_cli.checkpoints import model_card, model_folder
-from tailrace_cli.experiment import Experiment
+from tailrace_cli.commands.options import (
+    Checkpoint,
+    ConfigName,
+    ConfigPath,
+    ExperimentArgument,
+    Overrides,
+)
+from tailrace_cli.console import stdout
+from tailrace_cli.experiment import Experiment, load_given, locate
 from tailrace_cli.terminal.play import Stage, score_here
 from tailrace_cli.terminal.screen import Screen
 from tailrace_cli.terminal.wire import Endpoint
+from tailrace_cli.validation import check_experiment
 
 if TYPE_CHECKING:
     from tailrace_cli.terminal.model import LocalModel
+
+
+def episode(
+    experiment: ExperimentArgument = None,
+    overrides: Overrides = None,
+    checkpoint: Checkpoint = "",
+    task_seed: Annotated[
+        int, typer.Option(help="Seed of the task to play, or number of the row.", min=0)
+    ] = 0,
+    tag: Annotated[str, typer.Option(help="What to play; default: the first of eval_tags.")] = "",
+    endpoint: Annotated[
+        str, typer.Option(help="Base URL of an OpenAI endpoint to use instead of a checkpoint.")
+    ] = "",
+    model: Annotated[str, typer.Option(help="The model's name at --endpoint.")] = "",
+    tool: Annotated[
+        list[str] | None, typer.Option(help="module:tool to run in this process; may be repeated.")
+    ] = None,
+    config_path: ConfigPath = None,
+    config_name: ConfigName = None,
+) -> None:
+    """Play one episode in this terminal, turn by turn, without any cluster.
+
+    The key of --endpoint is taken from OPENAI_API_KEY. Exit code 1: no run would train the episode.
+    """
+    loaded = load_given(experiment, overrides, config_path, config_name)
+    check_experiment(loaded)
+    exit_code = play_in_terminal(
+        loaded,
+        stdout,
+        checkpoint=checkpoint,
+        task_seed=task_seed,
+        tag=tag,
+        endpoint=endpoint,
+        model=model,
+        tools=tool or (),
+        user_modules=locate(experiment, config_path, config_name).parent,
+    )
+    raise typer.Exit(exit_code)
 
 
 def play_in_terminal(

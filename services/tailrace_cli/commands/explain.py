@@ -7,11 +7,9 @@ import typer
 
 from tailrace.config import SECTIONS, RunConfig
 from tailrace.config.settings import Refused, Rule
-from tailrace_cli.commands.import_config import SYSTEMS
-from tailrace_cli.console import plain_console
+from tailrace_cli.console import stdout
+from tailrace_cli.importing.systems import rules_named
 from tailrace_cli.reference import Entry, find, is_key, other_names, rule_named
-
-console = plain_console()
 
 
 def explain(
@@ -21,7 +19,7 @@ def explain(
 ) -> None:
     """Print a key's meaning, type, default and readers; of a section, all its keys."""
     for line in explanation(key) if key else _names():
-        console.print(line, soft_wrap=True)
+        stdout.print(line, soft_wrap=True)
 
 
 def _names() -> Iterator[str]:
@@ -53,10 +51,8 @@ def explanation(name: str) -> Iterator[str]:
 
 def _foreign_rule(name: str) -> tuple[Rule | None, str]:
     """Rule of `tailrace import-config` for a setting of another system, and that system in brackets."""
-    for system in SYSTEMS.values():
-        for rule in system.rules:
-            if rule.name == name:
-                return rule, f" (of {system.title})"
+    for system, rule in rules_named(name):
+        return rule, f" (of {system.title})"
     return None, ""
 
 

@@ -6,24 +6,22 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 import yaml
 
 from tailrace.config import SECTIONS, ConfigError, InvalidConfigError
 from tailrace.config.settings import value_at
+from tailrace_cli.exit_codes import USER_ERROR
 from tailrace_cli.experiment import decode
-from tailrace_cli.importing.areal.settings import AREAL
 from tailrace_cli.importing.convert import Imported, add_always, completed, convert, with_integers
 from tailrace_cli.importing.fitting import fitted
-from tailrace_cli.importing.roll.settings import ROLL
 from tailrace_cli.importing.rules import Default, System
 from tailrace_cli.importing.source import ForeignConfig, read_source
-from tailrace_cli.importing.verl.settings import VERL
+from tailrace_cli.importing.systems import SYSTEMS
 from tailrace_cli.validation import check_experiment
 
-SYSTEMS: dict[str, System] = {system.name: system for system in (ROLL, VERL, AREAL)}
 _NO_REWARD = "missing: reward.rewards: say what scores the replies to the rows of the data sets"
 _MISSING, _NOT_VALID, _NOT_MAPPED = "missing: ", "not valid: ", "not mapped: "
 _ABSENT = (
@@ -73,7 +71,38 @@ class Converted(NamedTuple):
         yield self.verdict
 
 
-def import_config(system: str, words: Sequence[str]) -> Converted:
+def import_config(
+    system: Annotated[str, typer.Argument(help="roll, verl or areal.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            help="A file (YAML, or a list of key=value), with key=value changes behind it; or, behind "
+            "--, the words that a shell passes to the trainer."
+        ),
+    ],
+    output: Annotated[str, typer.Option("-o", "--output", help="Write there, not to stdout.")] = "",
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 2 if anything is left.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of -o.")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="List harmless settings, too.")] = False,
+) -> None:
+    """Write another system's configuration in our keys; settings without a place go to stderr.
+
+    The last line says whether the experiment runs or what it needs. Exit code 2: it needs something.
+
+    A recipe that is a shell script: put `tailrace import-config SYSTEM --` in place of
+    `python3 -m ...` in a copy of the script, and run that copy.
+    """
+    converted = converted_from(system, words)
+    if output:
+        write(converted, Path(output), overwrite=overwrite)
+    else:
+        sys.stdout.write(converted.text)
+    for line in converted.remarks(with_harmless=show_all):
+        sys.stderr.write(f"{line}\n")
+    raise typer.Exit(USER_ERROR if (strict and converted.left) or not converted.is_valid else 0)
+
+
+def converted_from(system: str, words: Sequence[str]) -> Converted:
     """Returns the experiment, and a line for every setting that it lacks or that is not possible.
 
     `words` are a file, or the words that a shell passes to the trainer. Raises `ConfigError` for an

@@ -2,13 +2,16 @@
 
 import shutil
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
+import typer
 from rich.table import Table
 
 import tailrace_cli
 from tailrace.config import ConfigError
+from tailrace_cli.console import stdout
 
 _PACKAGE = Path(tailrace_cli.__file__).parent
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "node_modules", "runs")
@@ -21,30 +24,35 @@ def examples_folder() -> Path:
 
 
 def examples() -> dict[str, str]:
-    """Names of the examples that `tailrace train` takes, with their descriptions."""
-    files = sorted(examples_folder().rglob("experiment.yaml"))
-    return {str(file.parent.relative_to(examples_folder())): _description(file) for file in files}
+    """Names of the examples with their descriptions: experiments, then folders with a page alone."""
+    folder = examples_folder()
+    experiments = sorted(folder.rglob("experiment.yaml"))
+    known = {file.parent for file in experiments}
+    pages = [page for page in sorted(folder.glob("*/README.md")) if page.parent not in known]
+    return {str(file.parent.relative_to(folder)): _description(file) for file in (*experiments, *pages)}
 
 
 def _description(file: Path) -> str:
-    """First sentence of the comment that opens an experiment."""
-    lines = []
-    for line in file.read_text().splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.removeprefix("#").strip())
-    return " ".join(lines).partition(". ")[0].rstrip(".")
+    """First sentence of the comment that opens an experiment, or of the page below its title."""
+    lines = file.read_text().splitlines()
+    if file.suffix == ".md":
+        lines = [f"# {line}" for line in lines[2:]]
+    comment = takewhile(lambda line: line.startswith("#"), lines)
+    return " ".join(line.removeprefix("#").strip() for line in comment).partition(". ")[0].rstrip(".")
 
 
-def init(example: str, to: str, console: Console) -> None:
-    """Copy an example, or list all. ConfigError: an unknown name, or a folder that exists."""
+def init(
+    example: Annotated[str, typer.Argument(help="Name of an example; none: list them.")] = "",
+    to: Annotated[str, typer.Option(help="New folder for it; default: its name, here.")] = "",
+) -> None:
+    """Copy an example into a folder of your own, to change it; without a name, list the examples."""
     known = examples()
     if not example:
-        table = Table("example", "what it trains", box=None, pad_edge=False)
+        table = Table("example", "content", box=None, pad_edge=False)
         for name, description in known.items():
             table.add_row(name, description)
-        console.print(table)
-        console.print("tailrace init NAME copies one.")
+        stdout.print(table)
+        stdout.print("tailrace init NAME copies one.")
         return
     if example not in known:
         close = get_close_matches(example, known, 1)
@@ -61,4 +69,6 @@ def init(example: str, to: str, console: Console) -> None:
         raise ConfigError(
             f"cannot copy to {target}: {error.strerror or error}: name another folder with --to"
         ) from error
-    console.print(f"{target}: now run: tailrace train {target}", soft_wrap=True)
+    is_experiment = (target / "experiment.yaml").is_file()
+    what = f"run: tailrace train {target}" if is_experiment else f"follow {target / 'README.md'}"
+    stdout.print(f"{target}: now {what}", soft_wrap=True)

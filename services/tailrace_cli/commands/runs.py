@@ -1,4 +1,4 @@
-"""`tailrace runs`, `status`, `logs`, `stop`, `report`: runs of this machine, or of Kubernetes."""
+"""`tailrace runs`, `status`, `logs`, `stop`: runs of this machine, or of Kubernetes."""
 
 import os
 import signal
@@ -12,21 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.config import ConfigError
-from tailrace_cli.commands import submit as submitted
-from tailrace_cli.console import plain_console
+from tailrace_cli.commands.options import Context, Kubeconfig, Namespace, OutputDir, Run
+from tailrace_cli.console import stdout, tell_error
 from tailrace_cli.log_text import print_log, readable
-from tailrace_cli.reporting.pages import RunReport, write_comparison
 from tailrace_cli.run_folders import DamagedRunError, RunFolder, State, find_run, runs_in
+from tailrace_cli.submission import releases
 from tailrace_cli.submission.cluster import Cluster
 from tailrace_cli.summary import last, read_health, read_metrics, summary_rows, summary_table
 
-console = plain_console()
-
-OutputDir = Annotated[str, typer.Option("--output-dir", help="Folder of the runs.")]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or directory.")]
-Context = Annotated[str, typer.Option(help="Context of the cluster: RUN is a submitted run there.")]
-Namespace = Annotated[str, typer.Option(help="Namespace; default: the context's.")]
-Kubeconfig = Annotated[str, typer.Option(metavar="FILE", help="Instead of the usual kubeconfig.")]
 _STYLES: dict[State, str] = {"running": "green", "failed": "red", "interrupted": "yellow"}
 _POLL_S = 0.2
 _TAIL_BYTES = 4 << 20  # of each log, from its end
@@ -37,7 +30,7 @@ def runs(output_dir: OutputDir = "runs") -> None:
     table = runs_table(runs_in(output_dir))
     if not table.row_count:
         raise ConfigError(f"no run in {output_dir}: name another folder with --output-dir")
-    console.print(table)
+    stdout.print(table)
 
 
 def runs_table(found: Iterable[RunFolder]) -> Table:
@@ -74,18 +67,18 @@ def status(
 ) -> None:
     """Print where a run stands: whether it goes on, its newest figures, its failures and hints."""
     if context:
-        submitted.status(Cluster(context, namespace, kubeconfig), run, console)
+        releases.status(Cluster(context, namespace, kubeconfig), run, stdout)
         return
     found = find_run(run, output_dir)
     state, detail = found.state()
-    console.print(
+    stdout.print(
         f"{found.path}: {state}" + (f" ({detail})" if detail else ""),
         style=_STYLES.get(state, ""), soft_wrap=True,
     )  # fmt: skip
     rows, health = read_metrics(found.path), read_health(found.path)
     if rows or health.failures or health.warm_start:
         lines = summary_rows(rows, health, found.baselines, found.eval_temperature)
-        console.print(summary_table(f"run {found.path.name}", lines))
+        stdout.print(summary_table(f"run {found.path.name}", lines))
 
 
 def logs(
@@ -101,13 +94,13 @@ def logs(
     """Print the newest lines of a run's logs, merged by time, in a form for people."""
     if context:
         cluster = Cluster(context, namespace, kubeconfig)
-        submitted.logs(cluster, run, process, lines, follow, console)
+        releases.logs(cluster, run, process, lines, follow, stdout)
         return
     found = find_run(run, output_dir)
     ends = {file: file.stat().st_size for file in _log_files(found, process)}
     parts = [_read(file, max(0, end - _TAIL_BYTES), end) for file, end in ends.items()]
     merged = sorted((line for part in parts for line in part), key=lambda line: line[0])
-    print_log(console, merged[-lines:] if lines else ())
+    print_log(stdout, merged[-lines:] if lines else ())
     if follow:
         _follow(found, ends)
 
@@ -127,7 +120,7 @@ def _follow(run: RunFolder, ends: dict[Path, int]) -> None:
         is_over = not run.holder
         for file, start in ends.items():
             ends[file] = file.stat().st_size
-            print_log(console, _read(file, start, ends[file]))
+            print_log(stdout, _read(file, start, ends[file]))
         if not is_over:
             time.sleep(_POLL_S)
 
@@ -156,7 +149,7 @@ def stop(
     A submitted run (`--context`) is removed with all its objects; a volume that is kept stays.
     """
     if context:
-        submitted.stop(Cluster(context, namespace, kubeconfig), run, timeout_s, console)
+        releases.stop(Cluster(context, namespace, kubeconfig), run, timeout_s, stdout)
         return
     found = find_run(run, output_dir)
     holder = found.holder
@@ -166,34 +159,8 @@ def stop(
     deadline = time.monotonic() + timeout_s
     while found.holder:
         if time.monotonic() > deadline:
-            console.print(f"process {holder} has not ended within {timeout_s:g} s", style="red")
+            tell_error(f"process {holder} has not ended within {timeout_s:g} s")
             raise typer.Exit(1)
         time.sleep(_POLL_S)
     state, detail = found.state()
-    console.print(f"{found.path}: {state}" + (f" ({detail})" if detail else ""))
-
-
-def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or directories of runs.")],
-    output: Annotated[
-        str, typer.Option("-o", "--output", help="File to write; default: report.html of the run.")
-    ] = "",
-    output_dir: OutputDir = "runs",
-) -> None:
-    """Write report.html of a run as it stands; of several runs, comparison.html with all of them."""
-    found = [find_run(run, output_dir) for run in runs]
-    folder = found[0].path if len(found) == 1 else found[0].path.parent
-    page = (
-        Path(output) if output else folder / ("report.html" if len(found) == 1 else "comparison.html")
-    )
-    try:
-        if len(found) == 1:
-            RunReport(found[0]).write(page)
-        else:
-            write_comparison(found, page)
-    except OSError as error:
-        raise ConfigError(f"cannot write {page}: {error.strerror}; name a file with -o") from error
-    console.print(f"report: {page}", soft_wrap=True)
-
-
-COMMANDS = (runs, status, logs, stop, report)
+    stdout.print(f"{found.path}: {state}" + (f" ({detail})" if detail else ""))

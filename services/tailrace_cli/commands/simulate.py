@@ -1,17 +1,16 @@
 """`tailrace simulate`: a run on simulated engines, scheduled by the code that schedules real ones."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import typer
 from msgspec.structs import replace
 from rich.table import Table
 
 from tailrace.config import ConfigError
-from tailrace_cli.commands.runs import OutputDir
-from tailrace_cli.console import plain_console
+from tailrace_cli.commands.options import OutputDir
+from tailrace_cli.console import stdout
 from tailrace_cli.event_log import log_of
 from tailrace_cli.simulation.calibration import COSTS, fit, read_reports
 from tailrace_cli.simulation.patience import StuckRunError
@@ -106,23 +105,15 @@ def calibrate(
         raise ConfigError(
             f"--output {output}: {error.strerror}; give a file that can be written"
         ) from None
-    console = plain_console()
     for name, value in found.costs.items():
-        console.print(f"{name:14} {value:.3g} s" if name in COSTS else f"{name:14} {value:,}")
-    console.print(
+        stdout.print(f"{name:14} {value:.3g} s" if name in COSTS else f"{name:14} {value:,}")
+    stdout.print(
         f"fitted to {found.num_intervals} intervals; half of them are within "
         f"{100 * found.median_error:.1f}% of the measured time"
     )
 
 
-class Simulated(NamedTuple):
-    """Result of the command. `to`: the folder for it, if one was named."""
-
-    to: Path | None = None
-    rows: Sequence[dict[str, Any]] = ()  # measures of each size of cluster
-    timelines: Sequence[Timeline] = ()  # of the engines, by row
-
-
+@app.callback(invoke_without_command=True)
 def simulate(
     context: typer.Context,
     workload: WorkloadName = "agent",
@@ -148,10 +139,10 @@ def simulate(
     steps: Steps = 10,
     seed: Seed = 1,
     to: To = None,
-) -> Simulated:
+) -> None:
     """Simulate training on clusters of these sizes and print the measures of each."""
     if context.invoked_subcommand:
-        return Simulated()
+        return
     chosen = load_trace(trace, trace_scale) if trace else BUILT_IN[workload]
     sizes = {"kv_tokens": kv_tokens, "max_running": max_running, "host_kv_tokens": host_kv_tokens}
     every = SimSettings(
@@ -177,12 +168,13 @@ def simulate(
         world = World(replace(every, servers=count, groups_per_step=groups), chosen)
         rows.append({"servers": count} | _measures(world))
         timelines.append(world.timeline)
-    console = plain_console()
-    console.print(f"{chosen.name}, policy {policy}, seed {seed}", soft_wrap=True)
-    console.print(_table(rows))
+    stdout.print(f"{chosen.name}, policy {policy}, seed {seed}", soft_wrap=True)
+    stdout.print(_table(rows))
     if to is not None:
+        from tailrace_cli.simulation.pictures import draw  # matplotlib takes a second
+
         (to / "result.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    return Simulated(to, rows, timelines)
+        draw(rows, timelines, to)
 
 
 def _faults(slow: float, fails: bool) -> tuple[Fault, ...]:

@@ -1,18 +1,18 @@
-"""`tailrace submit`, and `status`, `logs`, `stop` with `--context`: runs on Kubernetes."""
+"""`tailrace submit`: a run on Kubernetes."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 import yaml
 from rich.console import Console
-from rich.table import Table
 
 from tailrace.config import ConfigError
-from tailrace_cli.experiment import Experiment, composed, count_gateways, with_epochs
-from tailrace_cli.log_text import print_log, readable
-from tailrace_cli.submission.cluster import Cluster, Pod, chart_folder
+from tailrace_cli.commands.options import ExperimentArgument, Kubeconfig, Namespace, Overrides
+from tailrace_cli.console import stdout
+from tailrace_cli.experiment import Experiment, composed, count_gateways, load, locate, with_epochs
+from tailrace_cli.submission.cluster import Cluster, chart_folder
 from tailrace_cli.submission.plan import (
     check_paths,
     check_standing,
@@ -22,8 +22,6 @@ from tailrace_cli.submission.plan import (
     user_modules,
 )
 from tailrace_cli.validation import check_experiment
-
-_PROGRESS_LINES = 5
 
 
 class GivenExperiment(NamedTuple):
@@ -42,7 +40,29 @@ class Wanted(NamedTuple):
     values: Sequence[str] = ()
 
 
-def submit(source: GivenExperiment, wanted: Wanted, cluster: Cluster, console: Console) -> None:
+def submit(
+    context: Annotated[str, typer.Option(help="Context of the kubeconfig.")],
+    experiment: ExperimentArgument = None,
+    overrides: Overrides = None,
+    namespace: Namespace = "",
+    release: Annotated[str, typer.Option(help="The standing release.")] = "shared",
+    name: Annotated[str, typer.Option(help="Name of the run's release; default: exp_name.")] = "",
+    values: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Values of the chart; may be repeated.")
+    ] = None,
+    kubeconfig: Kubeconfig = "",
+) -> None:
+    """Submit an experiment to a standing release on Kubernetes (docs/kubernetes.md).
+
+    `tailrace status`, `logs` and `stop` follow it with the same --context.
+    """
+    path = locate(experiment, None, None)
+    source = GivenExperiment(load(path, overrides or []), path, overrides or [])
+    cluster = Cluster(context, namespace, kubeconfig)
+    install(source, Wanted(release, name, values or []), cluster, stdout)
+
+
+def install(source: GivenExperiment, wanted: Wanted, cluster: Cluster, console: Console) -> None:
     """Install the run's release beside the standing one; `ConfigError` before anything is made."""
     run, standing = source.loaded.run.exp_name, wanted.standing
     release = release_name(run, wanted.name)
@@ -94,67 +114,3 @@ def _values_file(path: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"--values: {path} holds no keys of the chart's values")
     return content
-
-
-def status(cluster: Cluster, release: str, console: Console) -> None:
-    """Print a submitted run's state, its pods, and the newest lines of its progress."""
-    values = _known(cluster, release)
-    run = values.get("experiment", {}).get("exp_name", "")
-    console.print(f"{release}: run {run} {cluster.run_state(release)}", soft_wrap=True)
-    table = Table("pod", "component", "state", "ready", "restarts", box=None, pad_edge=False)
-    pods = cluster.pods(release)
-    for pod in pods:
-        ready = "yes" if pod.is_ready else "no"
-        table.add_row(pod.name, pod.component, pod.state, ready, str(pod.restarts))
-    if pods:
-        console.print(table)
-    for pod in _of_run(pods):
-        print_log(console, (readable(*line, "") for line in cluster.log(pod, _PROGRESS_LINES)))
-
-
-def logs(
-    cluster: Cluster, release: str, component: str, lines: int, follow: bool, console: Console
-) -> None:
-    """Print the newest lines of the pods' logs; `follow`: go on until the pods have ended."""
-    _known(cluster, release)
-    component = component.replace("_", "-")
-    pods = cluster.pods(release, component)
-    if not pods:
-        there = ", ".join(sorted({pod.component for pod in cluster.pods(release)})) or "none"
-        raise ConfigError(
-            f"no pod of {component or 'any service'} in release {release} (there: {there})"
-        )
-    if follow:
-        for line in cluster.follow(pods, lines):
-            print_log(console, [readable(*line, "")])
-        return
-    found = [readable(*line, "") for pod in pods for line in cluster.log(pod, lines)]
-    print_log(console, sorted(found, key=lambda line: line[0])[-lines:] if lines else ())
-
-
-def stop(cluster: Cluster, release: str, timeout_s: float, console: Console) -> None:
-    """Remove a submitted run: its services drain, the learner saves a checkpoint; wait for the end."""
-    values = _known(cluster, release)
-    if values.get("mode", "job") == "standing":
-        raise ConfigError(f"{release} is a standing release, no run: helm uninstall removes it")
-    cluster.uninstall(release, timeout_s)
-    if rest := cluster.pods(release):
-        names = ", ".join(pod.name for pod in rest)
-        console.print(f"pods still end after {timeout_s:g} s: {names}", style="red")
-        raise typer.Exit(1)
-    kept = values.get("storage", {}).get("runs", {})
-    volume = kept.get("existingClaim") or (f"{release}-runs" if kept.get("keep") else "")
-    console.print(
-        f"{release}: removed" + (f"; volume {volume} keeps its checkpoints" if volume else "")
-    )
-
-
-def _known(cluster: Cluster, release: str) -> dict[str, Any]:
-    values = cluster.values(release)
-    if values is None:
-        raise cluster.unknown(release)
-    return values
-
-
-def _of_run(pods: Sequence[Pod]) -> list[Pod]:
-    return [pod for pod in pods if pod.component == "run"]

@@ -17,18 +17,17 @@ from typing import NamedTuple
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from rich.console import Console
 
 from tailrace.config import ConfigError
 from tailrace_cli.checkpoints import has_begun, reached_checkpoint
 from tailrace_cli.cluster.supervisor import prepare_child
 from tailrace_cli.commands.runs import runs_table
+from tailrace_cli.console import stderr, stdout, tell, tell_error
+from tailrace_cli.exit_codes import INTERRUPTED
 from tailrace_cli.experiment import load, with_epochs
 from tailrace_cli.reporting.pages import write_comparison
 from tailrace_cli.run_folders import RunFolder
 from tailrace_cli.validation import check_experiment
-
-INTERRUPTED = 130
 
 
 class SweepRun(NamedTuple):
@@ -94,25 +93,23 @@ def commands_of(
     return commands
 
 
-def sweep(
-    runs: Sequence[tuple[RunFolder, Sequence[str]]], num_jobs: int, output_dir: Path, console: Console
-) -> int:
+def sweep(runs: Sequence[tuple[RunFolder, Sequence[str]]], num_jobs: int, output_dir: Path) -> int:
     """Run `tailrace` with the words of each run, compare the runs; returns the exit code."""
     output_dir.mkdir(parents=True, exist_ok=True)
-    codes = asyncio.run(_run_all(runs, num_jobs, output_dir, console))
+    codes = asyncio.run(_run_all(runs, num_jobs, output_dir))
     begun = [run for run, _ in runs if (run.path / "config.yaml").is_file()]
     if begun:
-        console.print(runs_table(begun))
+        stdout.print(runs_table(begun))
         page = write_comparison(begun, output_dir / "comparison.html")
-        console.print(f"comparison: {page}", soft_wrap=True)
+        stdout.print(f"comparison: {page}", soft_wrap=True)
     if INTERRUPTED in codes or len(codes) < len(runs):
-        console.print("interrupted: the same command with resume_from_checkpoint=true continues")
+        tell("interrupted: the same command with resume_from_checkpoint=true continues")
         return INTERRUPTED
     return max(codes, default=0)
 
 
 async def _run_all(
-    runs: Sequence[tuple[RunFolder, Sequence[str]]], num_jobs: int, output_dir: Path, console: Console
+    runs: Sequence[tuple[RunFolder, Sequence[str]]], num_jobs: int, output_dir: Path
 ) -> list[int]:
     """Exit codes of the runs that were started."""
     room, interrupted = asyncio.Semaphore(num_jobs), asyncio.Event()
@@ -134,12 +131,12 @@ async def _run_all(
             if interrupted.is_set():
                 return
             if not words:
-                console.print(f"run {place} of {len(runs)}: {run.path.name} has done all its steps")
+                stderr.print(f"run {place} of {len(runs)}: {run.path.name} has done all its steps")
                 codes.append(0)
                 return
             log = output_dir / f"{run.path.name}.log" if num_jobs > 1 else None
             where = f"; output in {log}" if log else ""
-            console.print(f"run {place} of {len(runs)}: {run.path.name}{where}", soft_wrap=True)
+            stderr.print(f"run {place} of {len(runs)}: {run.path.name}{where}", soft_wrap=True)
             with log.open("wb") if log else contextlib.nullcontext() as output:
                 child = await asyncio.create_subprocess_exec(
                     sys.executable, "-m", "tailrace", *words,
@@ -153,8 +150,7 @@ async def _run_all(
             codes.append(code)
             if code:
                 reason = _reason(log) if log and code != INTERRUPTED else ""
-                told = f"run {run.path.name} ended with exit code {code}{reason}"
-                console.print(told, style="red", soft_wrap=True)
+                tell_error(f"run {run.path.name} ended with exit code {code}{reason}")
 
     await asyncio.gather(*(play(place, *each) for place, each in enumerate(runs, 1)))
     return codes

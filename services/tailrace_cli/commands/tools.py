@@ -29,8 +29,8 @@ from tailrace.tools.discovery import (
 from tailrace.tools.host import DEFAULT_MAX_CONCURRENCY
 from tailrace.tools.port import ToolPort
 from tailrace.tools.serving import ToolServing, tool_service
-from tailrace_cli.cluster.local import nats_of
-from tailrace_cli.console import plain_console
+from tailrace_cli.cluster.servers import nats_of
+from tailrace_cli.console import plain_console, tell, tell_error
 from tailrace_protos.chat import ToolCall
 from tailrace_protos.tool import ToolResult
 
@@ -99,7 +99,7 @@ def serve(
         exit_code = runner.run(service.serve())
     tracing.close()
     if exit_code:
-        console.print(f"error: {service.stop_reason}", style="red")
+        tell_error(service.stop_reason)
     raise typer.Exit(exit_code)
 
 
@@ -117,7 +117,7 @@ def list_tools(
         described = _describe(subject, served, stats)
         console.print(json.dumps(described) if as_json else _readable(described))
     if not workers and not as_json:
-        console.print("no tools are served; start some with `tailrace tools serve module:tool`")
+        tell("no tools are served; start some with `tailrace tools serve module:tool`")
 
 
 @app.command()
@@ -132,14 +132,14 @@ def call(
     redis: Redis = "",
     run_dir: RunDir = None,
 ) -> None:
-    """Call a tool and print what it returns; exit code 1 if that is an error."""
+    """Call a tool and print what it returns; an error goes to stderr, with exit code 1."""
     endpoints = _endpoints(nats, user, password, redis, run_dir)
     run = run or (run_dir.name if run_dir else "")
     result = asyncio.run(_call(endpoints, run, ToolCall("cli", name, arguments), timeout_s))
     if result.infra_error:
-        console.print(f"error: {result.infra_error}", style="red")
+        tell_error(result.infra_error)
     else:
-        sys.stdout.write(result.content + "\n")
+        (sys.stderr if result.is_error else sys.stdout).write(result.content + "\n")
     raise typer.Exit(1 if result.is_error or result.infra_error else 0)
 
 
@@ -185,8 +185,8 @@ async def _connected(endpoints: Endpoints) -> AsyncIterator[Bus]:
 async def _discover(endpoints: Endpoints) -> tuple[list[WorkerInfo], dict[str, WorkerStats]]:
     async with _connected(endpoints) as bus:
         discovery = Discovery(ToolPort(bus), "")
-        workers, stats = await asyncio.gather(discovery.workers(), discovery.stats())
-        return workers, stats
+        workers = await discovery.workers()
+        return workers, await discovery.stats(workers)
 
 
 async def _call(endpoints: Endpoints, run: str, call: ToolCall, timeout_s: float) -> ToolResult:

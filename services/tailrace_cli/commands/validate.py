@@ -3,12 +3,16 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.syntax import Syntax
 
 from tailrace.config import ConfigError, InvalidConfigError
-from tailrace_cli.experiment import Experiment
+from tailrace_cli.commands.options import ConfigName, ConfigPath, ExperimentArgument, Overrides
+from tailrace_cli.console import stderr, stdout, tell
+from tailrace_cli.experiment import Experiment, load_given
 from tailrace_cli.loading.checks import Report, check, estimate
 from tailrace_cli.loading.facts import MachineFacts
 from tailrace_cli.loading.memory import memory_of, memory_table
@@ -47,26 +51,55 @@ class Target:
 
 
 def validate(
-    experiment: Experiment, console: Console, *, fast: bool, show: bool, target: Target
+    experiment: ExperimentArgument = None,
+    overrides: Overrides = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Check keys and values alone.")] = False,
+    show: Annotated[
+        bool, typer.Option("--print", help="Print the experiment with every default first.")
+    ] = False,
+    elsewhere: Annotated[
+        bool,
+        typer.Option("--elsewhere", help="The run will be on another machine: skip devices, memory."),
+    ] = False,
+    gpus: Annotated[int, typer.Option(help="The machine has this number of GPUs.", min=0)] = 0,
+    gpu_memory: Annotated[str, typer.Option(help="Memory of each of them, like 80GiB.")] = "",
+    model_config: Annotated[
+        str, typer.Option(metavar="FILE", help="With --fast: a config.json in place of the model's.")
+    ] = "",
+    config_path: ConfigPath = None,
+    config_name: ConfigName = None,
 ) -> None:
+    """Load what an experiment names, compare sizes, and print problems; starts no service.
+
+    Modules, environments, data (first rows), tokenizer, chat template, devices, lengths, memory.
+    `--gpus 8 --gpu-memory 80GiB` asks for a machine that is not here; with `--fast` only the model's
+    configuration is read.
+    """
+    loaded = load_given(experiment, overrides, config_path, config_name)
+    target = Target(elsewhere, gpus, gpu_memory, model_config)
+    report_validity(loaded, fast=fast, show=show, target=target)
+
+
+def report_validity(experiment: Experiment, *, fast: bool, show: bool, target: Target) -> None:
     """Check the experiment and print a summary; `InvalidConfigError` with all problems.
 
     `fast` compares the sections alone, and for a machine with `target.gpus` the memory. `show` prints
-    the experiment with every default.
+    the experiment with every default; the summary then goes to stderr.
     """
+    console = stderr if show else stdout
     machine = target.machine
     if fast and machine is None:
         check_experiment(experiment)
         if show:
-            print_resolved(experiment, console)
+            print_resolved(experiment)
         _print(console, f"{experiment.source}: valid (keys and values alone)")
         return
-    with console.status("loading what the experiment names"):
+    with stderr.status("loading what the experiment names"):
         report = _checked(experiment, target, machine, fast=fast)
     experiment = report.experiment
     if show:
-        print_resolved(experiment, console)
-    print_notes(report, console)
+        print_resolved(experiment)
+    print_notes(report)
     if report.problems:
         for line in _memory(report):
             _print(console, line)
@@ -87,19 +120,23 @@ def _checked(
     return check(experiment, with_architecture=True, on_machine=on_machine, machine=machine)
 
 
-def print_resolved(experiment: Experiment, console: Console) -> None:
-    """Print the resolved experiment with every default."""
-    console.print(Syntax(experiment.to_yaml(), "yaml", background_color="default"))
+def print_resolved(experiment: Experiment) -> None:
+    """Print the resolved experiment with every default; in colours at a terminal alone."""
+    text = experiment.to_yaml()
+    if stdout.is_terminal:
+        stdout.print(Syntax(text, "yaml", background_color="default"))
+    else:
+        stdout.print(text, end="", soft_wrap=True)
 
 
-def print_notes(report: Report, console: Console) -> None:
+def print_notes(report: Report) -> None:
     """Print what is likely to be unwanted, though the experiment can run."""
     for note in report.notes:
-        _print(console, f"note: {note}", style="yellow")
+        tell(f"note: {note}")
 
 
-def _print(console: Console, text: str, style: str | None = None) -> None:
-    console.print(text, style=style, soft_wrap=True)
+def _print(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True)
 
 
 def _described(report: Report, experiment: Experiment) -> Iterator[str]:

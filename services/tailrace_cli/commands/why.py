@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tailrace.config import ConfigError
-from tailrace_cli.commands.runs import OutputDir
-from tailrace_cli.console import plain_console
+from tailrace_cli.commands.options import OutputDir
+from tailrace_cli.console import stdout
 from tailrace_cli.event_log import log_of, read_events
 from tailrace_cli.why.causes import REMEDIES, Cause
 from tailrace_cli.why.path import PathPart, path_of_episode, path_of_run
@@ -27,7 +27,7 @@ def why(
     output_dir: OutputDir = "runs",
 ) -> None:
     """Print where a run's or an episode's time went, and the settings that move the largest parts."""
-    show_times(run, episode, output_dir, plain_console())
+    show_times(run, episode, output_dir, stdout)
 
 
 def show_times(run: str, episode_id: str, output_dir: str, console: Console) -> None:

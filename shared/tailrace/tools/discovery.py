@@ -28,6 +28,8 @@ log = get_logger(__name__)
 
 SERVICE_NAME = "tool_worker"  # the micro service's, in every language
 ROUND_S = 0.5
+LISTING_S = 2.0  # for the first worker of a listing that somebody serves
+STALL_S = 0.15  # between two answers of a listing: thrice the worst delay of a loop with room
 CONTRACT_VERSION = "1.0.0"
 OWN_ENDPOINT = "worker"
 Handler = Callable[[Request], Awaitable[None]]
@@ -87,26 +89,31 @@ class Discovery:
         self._run = run
         self._pins = pins or {}
 
-    async def workers(self, within_s: float = ROUND_S) -> list[WorkerInfo]:
-        """Returns all tool workers that answer in time, also those of other runs."""
+    async def workers(self) -> list[WorkerInfo]:
+        """Returns all tool workers, also those of other runs; without any, at once.
+
+        Their number is known to nobody: it waits until none has answered for `STALL_S`.
+        """
         found: list[WorkerInfo] = []
 
         def take(data: bytes) -> bool:
             _keep(data, WorkerInfo, found)
             return False
 
-        await self._port.gather(f"$SRV.INFO.{SERVICE_NAME}", within_s, take)
+        await self._port.gather(f"$SRV.INFO.{SERVICE_NAME}", LISTING_S, take, STALL_S)
         return found
 
-    async def stats(self, within_s: float = ROUND_S) -> dict[str, WorkerStats]:
-        """Returns the load of all tool workers that answer in time, by micro service id."""
+    async def stats(self, workers: Sequence[WorkerInfo]) -> dict[str, WorkerStats]:
+        """Returns the load of `workers` by micro service id, as soon as all of them have answered."""
+        awaited = {worker.id for worker in workers}
         found: list[WorkerStats] = []
 
         def take(data: bytes) -> bool:
             _keep(data, WorkerStats, found)
-            return False
+            return awaited <= {worker.id for worker in found}
 
-        await self._port.gather(f"$SRV.STATS.{SERVICE_NAME}", within_s, take)
+        if awaited:
+            await self._port.gather(f"$SRV.STATS.{SERVICE_NAME}", ROUND_S, take)
         return {worker.id: worker for worker in found}
 
     async def schemas(self, names: Sequence[str], wait_s: float) -> tuple[ToolSchema, ...]:

@@ -73,19 +73,34 @@ class ToolPort:
         decoded: R = JSON.decode(received.data, reply_type)
         return decoded
 
-    async def gather(self, subject: str, within_s: float, take: Callable[[bytes], bool]) -> None:
-        """Asks all workers on `subject`; gives replies to `take` until it returns True or time ends."""
+    async def gather(
+        self,
+        subject: str,
+        within_s: float,
+        take: Callable[[bytes], bool],
+        stall_s: float | None = None,
+    ) -> None:
+        """Asks all workers on `subject`, and gives their replies to `take`.
+
+        Ends when `take` returns True, after `within_s`, `stall_s` after the newest reply, and at once
+        if nobody listens.
+        """
         await self.open()
         enough = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + within_s
+        limit = asyncio.timeout_at(end_s)
 
         def receive(message: Msg) -> None:
             if is_no_responders(message) or take(message.data):
                 enough.set()
+            elif stall_s is not None and not limit.expired():
+                limit.reschedule(min(end_s, loop.time() + stall_s))
 
         reply = self.expect(receive)
         try:
-            await self.bus.connection.publish(subject, b"", reply=reply)
-            async with asyncio.timeout(within_s):
+            async with limit:
+                await self.bus.connection.publish(subject, b"", reply=reply)
                 await enough.wait()
         except TimeoutError:
             pass  # all present workers have answered

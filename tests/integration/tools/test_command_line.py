@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 
 from tailrace.config import ConfigError
 from tailrace.tools.mcp import McpServer
-from tailrace_cli.cluster.local import NATS_URL, nats_of
-from tailrace_cli.cluster.servers import Credentials, nats_command
+from tailrace_cli.cluster.servers import NATS_URL, Credentials, nats_command, nats_of
 from tailrace_cli.commands.tools import app
 from tailrace_cli.config import ClusterConfig
 from tests.world.servers import ServerProcess, free_port, wait_for_port
@@ -77,7 +76,7 @@ def test_call_prints_what_the_tool_returns(served: str) -> None:
 def test_call_of_wrong_arguments_says_what_is_wrong_and_exits_1(served: str) -> None:
     result = run(served, "call", "add", '{"a": "two", "b": 1}', "--run", "cli_run")
     assert result.exit_code == 1
-    assert "Expected `float`, got `str` - at `a`" in result.stdout
+    assert "Expected `float`, got `str` - at `a`" in result.stderr
 
 
 def test_ls_shows_schema_workers_and_load(served: str) -> None:
@@ -102,7 +101,7 @@ def test_ls_shows_schema_workers_and_load(served: str) -> None:
 def test_call_of_a_tool_that_nobody_serves_says_so_and_exits_1(served: str) -> None:
     result = run(served, "call", "missing")
     assert result.exit_code == 1
-    assert "no worker listens on 'tool.missing'" in result.stdout
+    assert "no worker listens on 'tool.missing'" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def test_the_tools_of_an_mcp_server_by_http_are_served(nats_server: ServerProces
             server.wait()
             lost = run(nats_server.url, "call", "count_words", '{"text": "a"}', "--run", "mcp_http")
             assert lost.exit_code == 1
-            assert "count_words is not available: MCP server" in lost.stdout
+            assert "count_words is not available: MCP server" in lost.stderr
     finally:
         server.kill()
         server.wait()
@@ -163,9 +162,9 @@ def check_mcp(nats_url: str, run_name: str) -> None:
     assert (counted.exit_code, counted.stdout) == (0, "3\n"), counted.output
     divided = run(nats_url, "call", "divide", '{"a": 1, "b": 0}', "--run", run_name)
     assert divided.exit_code == 1
-    assert "division by zero" in divided.stdout
+    assert "division by zero" in divided.stderr
     wrong = run(nats_url, "call", "divide", '{"a": "one", "b": 2}', "--run", run_name)
-    assert "'one' is not of type 'number' - at `a`" in wrong.stdout
+    assert "'one' is not of type 'number' - at `a`" in wrong.stderr
 
 
 def test_a_command_of_an_mcp_server_that_is_not_there_is_refused_at_once() -> None:

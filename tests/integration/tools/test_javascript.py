@@ -92,7 +92,7 @@ async def test_a_worker_in_javascript_serves_lists_refuses_and_dies_like_any_oth
 async def _load(client: ToolClient) -> dict[str, int]:
     """Description by the worker of itself; waits until it answers."""
     while True:
-        for worker in (await client.discovery.stats(0.5)).values():
+        for worker in (await client.discovery.stats(await client.discovery.workers())).values():
             for endpoint in worker.endpoints:
                 if endpoint.subject == "tool.js_wait":
                     return endpoint.data or {}

@@ -84,6 +84,6 @@ async def test_every_kind_of_message_between_callers_and_workers_is_allowed(
             counts = [(await tools.call(ToolCall("c", "counter", "{}"))).content for _ in range(20)]
             assert counts == [str(number) for number in range(1, 21)]
         await eventually(lambda: Counter.released == [20])
-        assert await client.discovery.stats()
+        assert await client.discovery.stats(await client.discovery.workers())
         await client.close()
         await worker.drain(5.0)

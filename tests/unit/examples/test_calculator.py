@@ -11,7 +11,7 @@ import pytest
 
 from tailrace.chat import ChatArgs, Renderer
 from tailrace.data import DatasetEntry, load_dataset
-from tailrace_cli.commands.train import measure_baselines
+from tailrace_cli.commands.baselines import measure_baselines
 from tailrace_cli.experiment import load
 from tailrace_envs.baselines import success_on_rows
 from tailrace_protos.chat import ChatMessage

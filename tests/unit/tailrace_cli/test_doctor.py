@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tailrace_cli.commands.doctor import doctor
+from tailrace_cli.commands.doctor import report_machine
 from tailrace_sandbox.adapters.place import probe
 from tailrace_sandbox.core.tiers import Features, tier
 
@@ -34,7 +34,7 @@ def reporting(features: Features) -> Callable[[str], Awaitable[Features]]:
 def report(find_features: Callable[[str], Awaitable[Features]]) -> tuple[int, dict[str, str]]:
     """The exit code, and the report's lines by their subject."""
     shown = io.StringIO()
-    exit_code = doctor(Console(file=shown, width=400), find_features)
+    exit_code = report_machine(Console(file=shown, width=400), find_features)
     lines = [line.split(None, 1) for line in shown.getvalue().splitlines()[1:]]
     return exit_code, {rest: mark for mark, rest in lines}
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 
 from tailrace_cli.cluster.guardian import sweep
-from tests.world.processes import is_alive
+from tests.world.processes import OUTLIVES_S, handles, outlasting
 
 _COMMAND = """
 import asyncio, sys, time
@@ -44,10 +45,10 @@ def test_a_hung_child_does_not_outlive_its_killed_parent(tmp_path: Path) -> None
     processes = [psutil.Process(int(pid)) for pid in command.stdout.readline().split()]
     assert len(processes) == 4
     processes[1].suspend()
-    command.kill()
+    with handles(processes) as found:
+        command.kill()
+        assert outlasting(found, time.monotonic() + OUTLIVES_S) == set()
     command.wait()
-    _, alive = psutil.wait_procs(processes, timeout=20)
-    assert [each for each in alive if is_alive(each)] == []
 
 
 def test_logs_are_readable_by_their_owner_alone(tmp_path: Path) -> None:

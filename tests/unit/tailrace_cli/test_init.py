@@ -1,5 +1,7 @@
 """`tailrace init`, `--version`, and the one line where an extra is missing."""
 
+import importlib.util
+import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -10,6 +12,7 @@ from typer.testing import CliRunner
 import tailrace
 from tailrace.__main__ import extra_of, main
 from tailrace.config import ConfigError
+from tailrace.sdk.tool import as_offer
 from tailrace_cli.__main__ import app
 from tailrace_cli.commands.init import examples, examples_folder
 
@@ -33,6 +36,41 @@ def test_an_example_is_copied_into_the_current_folder_whole(
 def test_a_copied_example_passes_validation(tmp_path: Path) -> None:
     run("init", "frozen_lake", "--to", str(tmp_path / "mine"))
     assert "valid" in run("validate", str(tmp_path / "mine"), "--fast")
+
+
+@pytest.mark.parametrize("name", ["tools", "tool_worker_js", "notebooks"])
+def test_an_example_without_an_experiment_is_copied_and_its_page_says_how_to_use_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"follow {name}/README.md" in run("init", name)
+    source = examples_folder() / name
+    shipped = {each.name for each in source.iterdir()} - {"node_modules", "__pycache__", "runs"}
+    assert {each.name for each in (tmp_path / name).iterdir()} == shipped
+    assert "```bash" in (tmp_path / name / "README.md").read_text()
+
+
+def test_copied_tools_are_tools(tmp_path: Path) -> None:
+    run("init", "tools", "--to", str(tmp_path / "mine"))
+    spec = importlib.util.spec_from_file_location("copied_tools", tmp_path / "mine" / "my_tools.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert as_offer(module.add).spec.name == "add"
+
+
+def test_copied_notebooks_find_the_example_that_their_page_has_one_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("init", "notebooks")
+    page = (tmp_path / "notebooks" / "README.md").read_text()
+    for command in re.findall(r"^tailrace (.+)$", page, re.MULTILINE):
+        run(*command.split())
+    text = (tmp_path / "notebooks" / "train_from_python.ipynb").read_text()
+    (experiment,) = re.findall(r'tailrace\.Trainer\(\\"(.+?)\\"\)', text)
+    assert (tmp_path / "notebooks" / experiment / "experiment.yaml").is_file()
 
 
 def test_a_misspelt_example_gets_the_nearest_name(tmp_path: Path) -> None:
@@ -107,7 +145,7 @@ def test_a_wrong_variable_of_the_logs_is_a_mistake_with_one_line(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert capsys.readouterr().out == "error: TAILRACE_LOG='xml': use one of json, console\n"
+    assert capsys.readouterr().err == "error: TAILRACE_LOG='xml': use one of json, console\n"
 
 
 def test_a_summary_that_could_not_be_written_is_refused_before_the_run(tmp_path: Path) -> None:

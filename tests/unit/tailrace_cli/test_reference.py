@@ -16,8 +16,8 @@ from tailrace.config.keys import type_at
 from tailrace.config.settings import TABLES
 from tailrace_cli.__main__ import app, refuse_dashed_keys
 from tailrace_cli.commands.explain import explanation
-from tailrace_cli.commands.import_config import SYSTEMS
 from tailrace_cli.experiment import SECTION_KINDS, decode
+from tailrace_cli.importing.systems import SYSTEMS
 from tailrace_cli.reference import READERS_OF_RUN, entries
 from tailrace_protos.subjects import SERVICES
 

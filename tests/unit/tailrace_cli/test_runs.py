@@ -66,7 +66,7 @@ def test_a_run_of_another_user_is_told_by_its_file(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "/runs/theirs/state/lock is not this user's" in capsys.readouterr().out
+    assert "/runs/theirs/state/lock is not this user's" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

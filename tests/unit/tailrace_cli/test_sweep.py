@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from tailrace.config import ConfigError
 from tailrace_cli.checkpoints import lacks_checkpoint
@@ -56,8 +55,8 @@ def test_a_sweep_that_continues_leaves_out_runs_that_are_done_and_begins_those_t
     assert done[1] == []
     assert begun[1][-1] == "exp_name=own_algorithm_seed2"
     assert new[1][-1] == "resume_from_checkpoint=false"
-    assert sweep([done], 1, tmp_path, plain_console(width=100)) == 0
-    assert "own_algorithm_seed1 has done all its steps" in capfd.readouterr().out
+    assert sweep([done], 1, tmp_path) == 0
+    assert "own_algorithm_seed1 has done all its steps" in capfd.readouterr().err
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
@@ -88,11 +87,11 @@ def test_runs_are_compared_and_a_failed_one_is_told(
 ) -> None:
     good, absent = make_run(tmp_path, STARTED, FINISHED, name="good"), tmp_path / "absent"
     runs = [(RunFolder(good), ["--version"]), (RunFolder(absent), ["status", str(absent)])]
-    code = sweep(runs, 2, tmp_path, Console(width=100))
+    code = sweep(runs, 2, tmp_path)
     assert code == 2
-    told = capfd.readouterr().out
-    assert f"run absent ended with exit code 2: no run '{absent}' in runs" in told
-    assert "0.750" in told
+    compared, told = capfd.readouterr()
+    assert f"error: run absent ended with exit code 2: no run '{absent}' in runs" in told
+    assert "0.750" in compared
     assert "no run" in (tmp_path / "absent.log").read_text()
     assert "good" in (tmp_path / "comparison.html").read_text()
 
@@ -101,12 +100,11 @@ SWEEP = """
 import sys
 from pathlib import Path
 from tailrace_cli.commands.sweep import sweep
-from tailrace_cli.console import plain_console
 from tailrace_cli.run_folders import RunFolder
 folder = Path(sys.argv[1])
 words = ["logs", str(folder), "-f", "-n", "1"]
 runs = [(RunFolder(folder), words), (RunFolder(folder.parent / "next"), ["--version"])]
-sys.exit(sweep(runs, 1, folder.parent, plain_console()))
+sys.exit(sweep(runs, 1, folder.parent))
 """
 
 
@@ -114,7 +112,12 @@ def test_ctrl_c_ends_the_run_and_starts_no_other(tmp_path: Path) -> None:
     folder = make_run(tmp_path, STARTED)
     (folder / "logs" / "agents.log").write_text(line(1, "it goes on"))
     command = [sys.executable, "-c", SWEEP, str(folder)]
-    with held(folder), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with (
+        held(folder),
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process,
+    ):
         assert process.stdout is not None
         while "it goes on" not in process.stdout.readline():
             assert process.poll() is None

@@ -79,3 +79,46 @@ def test_an_unknown_name_lists_all_known_ones_and_the_closest(
 def test_an_experiment_with_an_unknown_name_is_answered_so(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(EXAMPLE, [override])
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        (
+            "actor_rollout_ref.rollout.n=8",
+            "verl FILE`.*; actor_rollout_ref.rollout.n is group_size here",
+        ),
+        (
+            "data.train_batch_size=64",
+            "'data', which is of verl.*data.train_batch_size is groups_per_step",
+        ),
+        ("critic.optim.lr=1e-5", "'critic.optim', which is of verl"),
+        (
+            "rollout_batch_size=4",
+            "of ROLL: `tailrace import-config roll FILE`.* is groups_per_step here",
+        ),
+        ("gconfig.n_samples=4", "of AReaL: `tailrace import-config areal FILE`.* is group_size here"),
+        ("rollout.consumer_batch_size=4", "of AReaL"),
+        ("trainer={a: 1, total_epochs: 2, save_freq: 3}", "trainer.save_freq is save_steps here"),
+    ],
+)
+def test_a_setting_of_another_system_points_to_its_translation(override: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load(EXAMPLE, [override])
+
+
+def test_a_name_of_no_other_system_points_to_none() -> None:
+    for override in ("foo.bar=1", "max_step=3", "learner.gama=1"):
+        with pytest.raises(ConfigError, match="unknown key") as refused:
+            load(EXAMPLE, [override])
+        assert "import-config" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["areal_ppo", "verl_grpo"])
+def test_a_whole_file_of_another_system_points_to_its_translation(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUM_CPUS_OF_THE_HEAD_NODE", "8")
+    system, _, _ = name.partition("_")
+    with pytest.raises(ConfigError, match=f"tailrace import-config {system} FILE"):
+        load(Path(__file__).parent / "importing" / f"{name}.yaml")

@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from tailrace.config.settings import value_at
-from tailrace_cli.commands.import_config import SYSTEMS, import_config
+from tailrace_cli.commands.import_config import converted_from
 from tailrace_cli.experiment import decode
 from tailrace_cli.importing.convert import add_always, completed, convert
 from tailrace_cli.importing.rules import Default
+from tailrace_cli.importing.systems import SYSTEMS
 
 PARTIAL: list[tuple[str, str, dict[str, Any]]] = [
     (
@@ -94,14 +95,14 @@ def test_a_partial_file_means_what_it_means_in_its_own_system(
 ) -> None:
     source = tmp_path / "run.yaml"
     source.write_text(file)
-    content = yaml.safe_load(import_config(system, [str(source)]).text)
+    content = yaml.safe_load(converted_from(system, [str(source)]).text)
     assert {key: value_at(content, key) for key in expected} == expected
 
 
 def test_the_experiment_says_which_of_its_values_are_defaults(tmp_path: Path) -> None:
     source = tmp_path / "run.yaml"
     source.write_text("{trainer: {experiment_name: a}, data: {max_prompt_length: 9}}")
-    text, lines, _, _ = import_config("verl", [str(source)])
+    text, lines, _, _ = converted_from("verl", [str(source)])
     head = text.partition("\nexp_name")[0]
     assert "From its defaults, which differ from ours:" in head
     assert "data.max_response_length" in head

@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 from tailrace.config import ConfigError
 from tailrace.config.settings import value_at
 from tailrace_cli.__main__ import app
-from tailrace_cli.commands.import_config import SYSTEMS, Converted, import_config
+from tailrace_cli.commands.import_config import Converted, converted_from
 from tailrace_cli.experiment import load
 from tailrace_cli.importing.convert import convert
 from tailrace_cli.importing.source import read_source
+from tailrace_cli.importing.systems import SYSTEMS
 from tailrace_cli.validation import check_experiment
 
 HERE = Path(__file__).parent
@@ -184,7 +185,7 @@ LISTED = {
 
 
 def imported(source: str) -> Converted:
-    return import_config(source.partition("_")[0], [str(HERE / FILES[source])])
+    return converted_from(source.partition("_")[0], [str(HERE / FILES[source])])
 
 
 @pytest.mark.parametrize("source", FILES)
@@ -268,7 +269,7 @@ def test_a_source_that_says_everything_is_valid_at_once(
 def test_what_the_source_does_not_say_is_called_missing(tmp_path: Path) -> None:
     source = tmp_path / "half.yaml"
     source.write_text("trainer: {experiment_name: half}\ndata: {train_files: rows.jsonl}\n")
-    _, lines, _, _ = import_config("verl", [str(source)])
+    _, lines, _, _ = converted_from("verl", [str(source)])
     assert any("missing" in line and "neither pretrain nor" in line for line in lines)
 
 
@@ -277,7 +278,7 @@ def test_references_and_compositions_are_followed_or_listed(tmp_path: Path) -> N
     source.write_text(
         "defaults: [base]\nexp_name: a\npretrain: ${model}\nmax_steps: ${steps}\nsteps: 7\n"
     )
-    text, lines, _, notes = import_config("roll", [str(source)])
+    text, lines, _, notes = converted_from("roll", [str(source)])
     content = yaml.safe_load(text)
     assert (content["exp_name"], content["max_steps"], "pretrain" in content) == ("a", 7, False)
     assert any(line.startswith("not mapped: defaults: composition by Hydra") for line in lines)
@@ -308,7 +309,7 @@ def test_the_command_writes_to_a_file_and_is_strict_when_told(tmp_path: Path) ->
 
 def test_what_changes_nothing_in_its_own_system_is_said_and_strictly_allowed(tmp_path: Path) -> None:
     source = tmp_path / "run.yaml"
-    text = import_config("roll", [str(HERE / "roll_agentic.yaml")]).text
+    text = converted_from("roll", [str(HERE / "roll_agentic.yaml")]).text
     kept = {
         key: value for key, value in yaml.safe_load(text).items() if key in ("exp_name", "pretrain")
     }
@@ -343,14 +344,14 @@ def test_mistakes_of_the_user_are_named(
     if content is not None:
         path.write_text(content)
     with pytest.raises(ConfigError, match=named):
-        import_config(system, [str(path)])
+        converted_from(system, [str(path)])
 
 
 def test_a_file_of_another_encoding_is_named(tmp_path: Path) -> None:
     source = tmp_path / "latin.yaml"
     source.write_bytes("exp_name: caf\xe9".encode("latin-1"))
     with pytest.raises(ConfigError, match=r"latin\.yaml is no text in UTF-8"):
-        import_config("roll", [str(source)])
+        converted_from("roll", [str(source)])
 
 
 def test_an_output_that_cannot_be_written_is_named(
@@ -369,7 +370,7 @@ def test_every_section_that_is_not_valid_is_named(tmp_path: Path) -> None:
         "trainer: {experiment_name: a}\ndata: {train_files: a.jsonl, val_batch_size: many}\n"
         "actor_rollout_ref: {model: {path: a/b}, actor: {entropy_coeff: much}}\n"
     )
-    _, lines, _, _ = import_config("verl", [str(source)])
+    _, lines, _, _ = converted_from("verl", [str(source)])
     wrong = [line for line in lines if line.startswith("not valid: ")]
     assert ["scheduler.eval_groups" in wrong[0], "learner.entropy_loss_coef" in wrong[1]] == [
         True,
@@ -388,7 +389,7 @@ def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:
         "  rollout: {temperature: 1.0}\n"
         "  actor: {ppo_mini_batch_size: 16.0, optim: {lr_warmup_steps_ratio: 0.1}}\n"
     )
-    text, lines, _, _ = import_config("verl", [str(source)])
+    text, lines, _, _ = converted_from("verl", [str(source)])
     content = yaml.safe_load(text)
     assert lines == (REWARD,)
     assert (content["max_steps"], content["groups_per_step"]) == (1000, 64)
@@ -403,7 +404,7 @@ def test_what_other_settings_refer_to_as_a_section_is_not_called_unknown(tmp_pat
         "exp_name: a\nlake: {env_type: frozen_lake, env_config: {size: 4}}\n"
         "custom_envs: {Lake: '${lake}'}\n"
     )
-    _, _, _, notes = import_config("roll", [str(source)])
+    _, _, _, notes = converted_from("roll", [str(source)])
     for key in ("lake.env_type", "lake.env_config.size"):
         assert f"no effect: {key}: other settings refer to it, and have its value" in notes
 
@@ -437,7 +438,7 @@ def test_agents_of_areal_are_mapped_and_other_meanings_are_told(tmp_path: Path) 
         "reasoning_parser": "qwen3",
     }
     source.write_text(yaml.safe_dump({"rollout": {"agent": agent}, "total_train_epochs": 2}))
-    text, lines, differing, _ = import_config("areal", [str(source)])
+    text, lines, differing, _ = converted_from("areal", [str(source)])
     content = yaml.safe_load(text)
     workflow = content["agents"]["workflow"]
     assert {key: workflow[key] for key in agent if key in workflow} == {
@@ -463,7 +464,7 @@ def test_samplings_of_environment_managers_of_roll_are_mapped(tmp_path: Path) ->
         "actor_infer": {"generating_args": trained},
     }
     source.write_text(yaml.safe_dump(managers))
-    text, lines, _, _ = import_config("roll", [str(source)])
+    text, lines, _, _ = converted_from("roll", [str(source)])
     agents = yaml.safe_load(text)["agents"]
     assert {key: agents["eval_generating_args"][key] for key in sampling} == sampling
     assert agents["generating_args"]["temperature"] == 0.9

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from tailrace.config.settings import value_at
-from tailrace_cli.commands.import_config import SYSTEMS
 from tailrace_cli.importing.convert import convert
+from tailrace_cli.importing.systems import SYSTEMS
 from tests.unit.tailrace_cli.importing import areal_pieces, roll_pieces, verl_pieces
 
 

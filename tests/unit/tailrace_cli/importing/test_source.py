@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tailrace.config import ConfigError
 from tailrace.config.settings import value_at
 from tailrace_cli.__main__ import app
-from tailrace_cli.commands.import_config import import_config
+from tailrace_cli.commands.import_config import converted_from
 from tailrace_cli.importing.source import read_source
 
 LINES = """\
@@ -56,7 +56,7 @@ def test_every_way_to_list_overrides_gives_the_same_experiment(
 ) -> None:
     source = tmp_path / name
     source.write_text(text)
-    written, lines, _, _ = import_config("verl", [str(source)])
+    written, lines, _, _ = converted_from("verl", [str(source)])
     content = yaml.safe_load(written)
     expected = {**EXPECTED, "agents.datasets.train.path": "~/data/sums.parquet"}
     assert {key: value_at(content, key) for key in expected} == expected
@@ -65,7 +65,7 @@ def test_every_way_to_list_overrides_gives_the_same_experiment(
 
 def test_the_words_of_a_command_are_the_same_experiment_again() -> None:
     words = ["python3", "-m", "verl.trainer.main_ppo", *shlex.split(LINES)]
-    written, lines, _, _ = import_config("verl", words)
+    written, lines, _, _ = converted_from("verl", words)
     content = yaml.safe_load(written)
     assert {key: value_at(content, key) for key in EXPECTED} == EXPECTED
     assert not [line for line in lines if line.startswith("not mapped")]
@@ -131,7 +131,7 @@ def test_a_file_among_the_words_is_named_and_a_file_before_them_is_read(
     option: list[str], tmp_path: Path
 ) -> None:
     call = ["python3", "-m", "areal.launcher.local", "math.py", *option, "gconfig.n_samples=6"]
-    written, lines, _, _ = import_config("areal", call)
+    written, lines, _, _ = converted_from("areal", call)
     assert yaml.safe_load(written)["group_size"] == 6
     assert (
         "not mapped: --config: math.yaml: its settings are not read: name that file before the words"
@@ -139,7 +139,7 @@ def test_a_file_among_the_words_is_named_and_a_file_before_them_is_read(
     )
     file = tmp_path / "math.yaml"
     file.write_text("experiment_name: sums\ngconfig: {n_samples: 4, max_new_tokens: 9}\n")
-    written, _, _, _ = import_config("areal", [str(file), *call])
+    written, _, _, _ = converted_from("areal", [str(file), *call])
     content = yaml.safe_load(written)
     assert (content["exp_name"], content["group_size"]) == ("sums", 6)
     assert value_at(content, "agents.generating_args.max_new_tokens") == 9

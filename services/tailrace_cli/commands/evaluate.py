@@ -1,0 +1,78 @@
+"""`tailrace eval`: a checkpoint on the experiment's evaluation set, as a run of its own."""
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import typer
+
+from tailrace.config import ConfigError
+from tailrace_cli.checkpoints import newest_checkpoint
+from tailrace_cli.cluster.attached import Attachment
+from tailrace_cli.commands.baselines import measured_baselines
+from tailrace_cli.commands.cluster_run import prepare_run_dir, run_to_the_end
+from tailrace_cli.commands.options import (
+    Attach,
+    Checkpoint,
+    ConfigName,
+    ConfigPath,
+    ExperimentArgument,
+    Overrides,
+)
+from tailrace_cli.console import stdout
+from tailrace_cli.exit_codes import INTERRUPTED
+from tailrace_cli.experiment import Experiment, load_given
+from tailrace_cli.summary import GREEDY, last, read_metrics, sampling_name
+from tailrace_cli.validation import check_experiment
+
+
+def evaluate(
+    experiment: ExperimentArgument = None,
+    overrides: Overrides = None,
+    checkpoint: Checkpoint = "",
+    config_path: ConfigPath = None,
+    config_name: ConfigName = None,
+    attach: Attach = None,
+) -> None:
+    """Evaluate a checkpoint on the experiment's fixed evaluation set."""
+    first = load_given(experiment, overrides, config_path, config_name)
+    check_experiment(first)
+    evaluation = evaluation_of(first, checkpoint)
+    attachment = Attachment(*attach, overwrite=True) if attach else None
+    raise typer.Exit(run_evaluation(evaluation, attachment))
+
+
+def evaluation_of(experiment: Experiment, checkpoint: str) -> Experiment:
+    """The experiment that only evaluates `checkpoint` (default: the newest), as a run of its own."""
+    run = experiment.run
+    path = Path(checkpoint) if checkpoint else newest_checkpoint(run.run_dir)
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{path} is no checkpoint (no config.json in it): name one with --checkpoint")
+    only_evaluate = msgspec.structs.replace(
+        run,
+        exp_name=f"{run.exp_name}_eval",
+        pretrain=str(path.absolute()),
+        max_steps=0,
+        resume_from_checkpoint=False,
+    )
+    learner = msgspec.structs.replace(experiment.learner, from_scratch=None, warm_start=None)
+    return dataclasses.replace(experiment, run=only_evaluate, learner=learner)
+
+
+def run_evaluation(experiment: Experiment, attachment: Attachment | None) -> int:
+    """Evaluate the experiment's `pretrain` weights on its evaluation set; returns the exit code."""
+    experiment, num_gpus = prepare_run_dir(experiment, overwrite=True)
+    if run_to_the_end(experiment, attachment, num_gpus) is None:
+        return INTERRUPTED
+    rows = read_metrics(experiment.run.run_dir)
+    how = sampling_name(experiment.agents.eval_generating_args.temperature)
+    success = last(rows, "eval/success_rate")
+    shown = "-" if success is None else f"{success:.4f}"
+    stdout.print(f"success rate: {shown} ({how})")
+    greedy = last(rows, "eval/greedy/success_rate")
+    if greedy is not None:
+        stdout.print(f"success rate: {greedy:.4f} ({GREEDY})")
+    for tag, found in measured_baselines(experiment).items():
+        for name, rate in found.items():
+            stdout.print(f"success rate: {rate:.4f} (simple player of {tag}: {name})")
+    return 0
