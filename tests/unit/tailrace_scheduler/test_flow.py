@@ -17,8 +17,8 @@ from tailrace_protos.control import (
     ServerState,
 )
 from tailrace_protos.episode import EnvTask, EpisodeTask
-from tailrace_scheduler.config import SchedulerConfig
 from tailrace_protos.event import StepFinished
+from tailrace_scheduler.config import SchedulerConfig
 from tailrace_scheduler.core.decisions import BeginGroups, PublishEpisode
 from tailrace_scheduler.core.flow import EpisodeFlow
 from tailrace_scheduler.core.streaming import RETOLD_S
