@@ -9,6 +9,7 @@ Drawing stops when `POOL_SIZE` maps are held out, or after `MAX_DRAWS` (4x4 with
 per process).
 """
 
+import hashlib
 from functools import cache
 from typing import NamedTuple
 
@@ -27,7 +28,11 @@ _CHUNK = 1 << 13
 
 
 class MapPools(NamedTuple):
-    """Distinct maps in the order of drawing; `every` contains both splits and the maps of neither."""
+    """Distinct maps; `every` contains both splits and the maps of neither.
+
+    They are in the order of drawing, in which maps with more holes come later. Those of `train` are in
+    the order of their hashes, which mixes them: training plays them one after the other.
+    """
 
     train: tuple[FrozenLakeMap, ...]
     held_out: tuple[FrozenLakeMap, ...]
@@ -53,10 +58,14 @@ def map_pools(size: int, p: float) -> MapPools:
     near = _surroundings([drawn[key] for key in held_out])
     maps = {key: _map_of(holes) for key, holes in drawn.items()}
     return MapPools(
-        train=tuple(maps[key] for key in drawn if key not in near),
+        train=tuple(sorted((maps[key] for key in drawn if key not in near), key=_digest)),
         held_out=tuple(maps[key] for key in drawn if key in held_out),
         every=tuple(maps.values()),
     )
+
+
+def _digest(lake_map: FrozenLakeMap) -> bytes:
+    return hashlib.blake2b(" ".join(lake_map).encode(), digest_size=8).digest()
 
 
 def maps_of(size: int, p: float, split: Split) -> tuple[FrozenLakeMap, ...]:

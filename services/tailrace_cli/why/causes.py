@@ -92,7 +92,7 @@ REMEDIES: dict[Cause, Remedy] = {
     Cause.WEIGHTS: Remedy(
         "an admission waited until the servers had the new weights",
         ("max_staleness",),
-        "a staleness above 0 admits while weights travel",
+        "with a larger staleness more episodes run while weights travel",
     ),
     Cause.ADMISSION: Remedy(
         "no group was admitted: credit, buffer or servers were full",

@@ -144,14 +144,14 @@ class EpisodeFlow:
         self.feed.bound(last_step, newest_policy_version, now_s)
         return self.feed.admit()
 
-    def decide(self, step: int, now_s: float) -> list[Decision]:
+    def decide(self, now_s: float) -> list[Decision]:
         """Starts of episodes, probes, and groups that close at the staleness horizon."""
         self.feed.released(self._leases.expire(now_s), now_s)
         self._look_at_servers(now_s)
         decided = self.feed.decide(self._rooms(now_s), now_s)
         starts = [one for one in decided if isinstance(one, streams.StartEpisode)]
         others = [one for one in decided if not isinstance(one, streams.StartEpisode)]
-        return [*self.groups.close_early(others), *self._start(starts, step, now_s)]
+        return [*self.groups.close_early(others), *self._start(starts, now_s)]
 
     def _look_at_servers(self, now_s: float) -> None:
         self.feed.use_servers(self.health.present(now_s), self.lagging(now_s), now_s)
@@ -164,7 +164,7 @@ class EpisodeFlow:
             rooms[phase] = num_episodes + ahead - self.groups.num_unsettled(phase)
         return rooms
 
-    def _start(self, starts: Iterable[streams.StartEpisode], step: int, now_s: float) -> list[Decision]:
+    def _start(self, starts: Iterable[streams.StartEpisode], now_s: float) -> list[Decision]:
         """Publish episodes; groups that begin with them are noted before."""
         begun: list[tuple[str, int]] = []
         started: list[PublishEpisode] = []
@@ -174,7 +174,7 @@ class EpisodeFlow:
                 continue
             group, member = found
             if group.plan.phase == "train" and len(group.published) == 1:
-                begun.append((group.plan.group_id, step))
+                begun.append((group.plan.group_id, self.feed.begun_step(group.plan.group_id)))
             lease = self._lease(one.episode_id, one.server_id)
             started.append(PublishEpisode(group.episode(member, lease)))
         return [*([BeginGroups(tuple(begun))] if begun else []), *started]

@@ -193,7 +193,7 @@ class SchedulerCore:
             elif self._lineage.step >= self._run.max_steps:
                 decided += self._groups.cancel("train", "the run has made all its optimizer steps")
         decided += self._admit(now_s)
-        decided += self._flow.decide(self._lineage.step, now_s)
+        decided += self._flow.decide(now_s)
         decided += self._end_run(now_s)
         self._idle.tick(self._situation(now_s), now_s)
         return decided

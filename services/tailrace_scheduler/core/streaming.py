@@ -277,6 +277,10 @@ class StreamFeed:
         decided, self._decided = self._decided, []
         return decided
 
+    def begun_step(self, group_id: str) -> int:
+        """Return the step of the weights that an open group began with; -1: nothing was sampled."""
+        return self._core.book.groups[group_id].version
+
     def _step(self, now_s: float) -> None:
         book = self._core.book
         due = {group.group_id: group.version for group in book.ages.due(is_open=True)}

@@ -2,6 +2,8 @@
 
 Task n is a pure function of (seed, n): it depends neither on what was admitted before nor on the
 order in which episodes finish, so a resumed run continues with exactly the tasks it would have had.
+The training tasks of a tag have consecutive seeds. An environment of N tasks, which selects one by its
+seed modulo N, so plays each of them once before one comes again.
 """
 
 import hashlib
@@ -13,7 +15,7 @@ from tailrace_protos.event import LearnerResumed
 from tailrace_scheduler.config import SchedulerConfig
 from tailrace_scheduler.ports import GroupPlan
 
-_SEED_BITS = 31  # gymnasium and numpy take any of them
+_FIRST_SEED_BITS = 30  # gymnasium and numpy take seeds of 31: a billion tasks may follow
 
 
 class TaskSource:
@@ -38,8 +40,9 @@ class TaskSource:
         cycle, position = divmod(index, len(self._cycle))
         slots = sorted(range(len(self._cycle)), key=lambda slot: self._draw("order", cycle, slot))
         tags = [self._cycle[slot] for slot in slots]
-        seed = self._draw("task", index) >> (64 - _SEED_BITS)
-        return EnvTask(tags[position], seed, _ordinal(tags, index))
+        tag, ordinal = tags[position], _ordinal(tags, index)
+        first = self._draw(f"first of {tag}") >> (64 - _FIRST_SEED_BITS)
+        return EnvTask(tag, first + ordinal, ordinal)
 
     def eval_task(self, index: int) -> EnvTask:
         """Task `index` of the evaluation set: its seed is `index`, whatever the run's seed is."""

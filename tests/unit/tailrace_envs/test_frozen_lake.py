@@ -167,6 +167,12 @@ def test_seeds_select_distinct_maps_and_the_pools_are_large_enough() -> None:
     assert map_for_seed(4, 0.8, "train", 0) == map_for_seed(4, 0.8, "train", len(pools.train))
 
 
+def test_consecutive_seeds_mix_maps_of_few_and_of_many_holes() -> None:
+    num_holes = np.array([holes_of(lake_map).sum() for lake_map in map_pools(4, 0.8).train])
+    means = [part.mean() for part in np.array_split(num_holes, 8)]
+    assert max(means) - min(means) < 0.5, "in the order of drawing: from 3.2 to 6.1"
+
+
 def test_maps_are_drawn_as_gymnasium_draws_them() -> None:
     """The same share of holes, and only maps with a path."""
     theirs = [holes_of(tuple(generate_random_map(8, 0.8, seed))).mean() for seed in range(300)]

@@ -253,7 +253,9 @@ class SimulatedRun:
         """Right after a train group was admitted: neither credit nor the buffer's bound is exceeded."""
         running = sum(group.plan.phase == "train" for group in self.open.values())
         accepted = self.step * self.run.groups_per_step + len(self.ready)
-        assert accepted + running <= (self.run.max_staleness + self.step + 1) * self.run.groups_per_step
+        served_step = max(self.step - max(self.policy_version - self.served_version, 0), 0)
+        last_step = self.run.max_staleness + served_step + 1  # that may train what begins now
+        assert accepted + running <= last_step * self.run.groups_per_step
         assert accepted + running <= self.run.max_steps * self.run.groups_per_step
         assert running + len(self.ready) <= self.config.max_buffered_groups
         assert self.run.max_staleness > 0 or self.served_version == self.policy_version

@@ -166,6 +166,8 @@ def test_a_step_of_a_lineage_that_did_not_survive_frees_no_credit() -> None:
     world.happen(StepFinished(lineage, 1, 9, used, 0, 0.0, 0.0, {}))
     assert train_groups(world) == []
     assert world.make_step()
+    world.served_version = world.policy_version
+    world.beat()
     assert len(train_groups(world)) == 3
 
 

@@ -17,8 +17,9 @@ from tailrace_protos.control import (
     ServerState,
 )
 from tailrace_protos.episode import EnvTask, EpisodeTask
+from tailrace_protos.event import StepFinished
 from tailrace_scheduler.config import SchedulerConfig
-from tailrace_scheduler.core.decisions import PublishEpisode
+from tailrace_scheduler.core.decisions import BeginGroups, PublishEpisode
 from tailrace_scheduler.core.flow import EpisodeFlow
 from tailrace_scheduler.core.streaming import RETOLD_S
 from tailrace_scheduler.core.streams.decisions import ProbeServer
@@ -72,7 +73,7 @@ class Table:
     def decide(self, after_s: float = 0.0) -> dict[str, str]:
         """Returns the servers of the episodes that start."""
         self.now_s += after_s
-        decided = self.flow.decide(0, self.now_s)
+        decided = self.flow.decide(self.now_s)
         self.probes += [one.server_id for one in decided if isinstance(one, ProbeServer)]
         started = [one.task for one in decided if isinstance(one, PublishEpisode)]
         self.tasks |= {task.episode_id: task for task in started}
@@ -107,6 +108,17 @@ def test_episodes_start_when_a_server_has_room_and_the_rest_waits_unpublished() 
     table.end("t1.0")
     assert table.decide() == {"t1.4": first.server_id}
     assert table.tasks["t1.4"].deadline_unix_s == table.now_s + 600, "its time begins now"
+
+
+@pytest.mark.parametrize(("newest_policy_version", "begun_step"), [(0, 3), (1, 2)])
+def test_the_age_of_a_group_counts_from_the_weights_that_its_first_server_has(
+    newest_policy_version: int, begun_step: int
+) -> None:
+    table = Table("a")  # its weights are version 0
+    table.flow.feed.apply(StepFinished("L", 3, newest_policy_version, (), 0, 0.0, 0.0, {}), table.now_s)
+    table.flow.admit(9, newest_policy_version, table.now_s)
+    assert table.flow.open(table.plan(), table.now_s)
+    assert BeginGroups((("t1", begun_step),)) in table.flow.decide(table.now_s)
 
 
 def test_no_more_starts_than_workers_can_play_and_soon_take() -> None:

@@ -14,9 +14,9 @@ from tailrace_scheduler.core.tasks import TaskSource
 def test_the_data_order_is_the_same_on_every_machine() -> None:
     source = TaskSource(7, ["A", "B"])
     assert [source.train_task(n) for n in range(3)] == [
-        EnvTask("A", 1378853289, 0),
-        EnvTask("B", 2118682787, 0),
-        EnvTask("B", 138196505, 1),
+        EnvTask("A", 251024090, 0),
+        EnvTask("B", 285985607, 0),
+        EnvTask("B", 285985608, 1),
     ]
 
 
@@ -27,6 +27,17 @@ def test_task_n_does_not_depend_on_what_was_asked_before(seed: int, order: list[
     assert [shuffled[n] for n in range(30)] == [
         TaskSource(seed, ["A", "B", "C"]).train_task(n) for n in range(30)
     ]
+
+
+@given(st.integers(0, 2**31), st.integers(1, 60))
+def test_each_of_n_tasks_of_an_environment_is_played_once_before_one_comes_again(
+    seed: int, num_tasks: int
+) -> None:
+    source = TaskSource(seed, ["A", "B"], (2, 1))
+    tasks = [source.train_task(n) for n in range(9 * num_tasks)]
+    played = [task.seed % num_tasks for task in tasks if task.env_name == "A"]
+    for first in range(0, len(played), num_tasks):
+        assert set(played[first : first + num_tasks]) == set(range(num_tasks))
 
 
 def test_another_seed_gives_other_tasks() -> None:

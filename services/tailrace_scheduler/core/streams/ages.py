@@ -16,6 +16,7 @@ class Ages:
         self._settings = settings
         self.step = 0
         self._by_version: dict[int, dict[str, StreamGroup]] = {}
+        self._begun: dict[str, StreamGroup] = {}  # since the last step, with its weights or older ones
         self._ready: dict[str, StreamGroup] = {}  # in closing order
         self.blocked_slots = 0  # slots of the step that `select` could not fill; 0: not blocked
 
@@ -26,6 +27,8 @@ class Ages:
 
     def sampled(self, group: StreamGroup, version: int) -> None:
         """Set the oldest version of a group (its first start, or told after a restart)."""
+        if group.version < 0:
+            self._begun[group.group_id] = group
         self.forget(group)
         group.version = version
         self._by_version.setdefault(version, {})[group.group_id] = group
@@ -48,9 +51,10 @@ class Ages:
 
     def next_step(self, step: int, now_s: float) -> None:
         """A step finished."""
-        for group in self._by_version.get(self.step, {}).values():
+        for group in {**self._by_version.get(self.step, {}), **self._begun}.values():
             live = group.live.values()
             group.old_tokens = group.done_tokens + sum(one.sampled_by(now_s) for one in live)
+        self._begun.clear()
         self.step, self.blocked_slots = step, 0
 
     def due(self, is_open: bool) -> list[StreamGroup]:

@@ -21,7 +21,7 @@ class EpisodeBook(GroupEvents):
         self, group: StreamGroup, member: int, server: StreamServer, now_s: float
     ) -> StreamEpisode:
         """Give a member its place on a server."""
-        episode = self._create(group, member)
+        episode = self._create(group, member, self.credit.served_step(server))
         episode.context = episode.prefilled = episode.prompt = self.prompt_of(group)
         episode.started_s = now_s
         self._settle_on(episode, server, now_s)
@@ -31,13 +31,13 @@ class EpisodeBook(GroupEvents):
         """Give a held turn its place on a server."""
         self._settle_on(episode, server, now_s)
 
-    def _create(self, group: StreamGroup, member: int) -> StreamEpisode:
+    def _create(self, group: StreamGroup, member: int, served_step: int) -> StreamEpisode:
         episode_id = group.episode_id(member)
         episode = StreamEpisode(episode_id, group, member, self.lengths_of(group.tag))
         group.live[member] = self.episodes[episode_id] = episode
         group.absent.discard(member)
         if group.phase == "train" and group.version < 0:
-            self.ages.sampled(group, self.ages.step)
+            self.ages.sampled(group, served_step)
         return episode
 
     def _settle_on(self, episode: StreamEpisode, server: StreamServer, now_s: float) -> None:
@@ -184,7 +184,7 @@ class EpisodeBook(GroupEvents):
         group, member = self._member(episode_id)
         if group is None or group.state != "open" or member in group.settled:
             return None
-        return self._create(group, member)
+        return self._create(group, member, self.ages.step)
 
     # Servers.
 

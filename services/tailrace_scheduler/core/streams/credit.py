@@ -1,13 +1,15 @@
 """Admission of training groups by credit, and the bound that withholds it.
 
-Credit: `trained + held + promised <= (max_staleness + optimizer_step + 1) * groups_per_step`. Held are
+Credit: `trained + held + promised <= (max_staleness + served_step + 1) * groups_per_step`. Held are
 the groups that run, wait for the learner or are at it; promised are those of an `AdmitGroups` that are
-not open yet. The credit never exceeds the last step's need. The buffer's bounds count running groups
-too, since each of them will wait for the learner.
+not open yet. The served step is that of the oldest weights among the servers: a group that began with
+them after the learner's next step would be too old when its turn to be trained comes. The credit never
+exceeds the last step's need. The buffer's bounds count running groups too, since each of them will wait
+for the learner.
 """
 
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from tailrace_protos.subjects import Phase
 from tailrace_scheduler.core.health import ServingState
@@ -100,6 +102,11 @@ class StalenessCredit:
         self._newest_policy_version = event.newest_policy_version
         self.is_changed = True
 
+    def served_step(self, server: StreamServer) -> int:
+        """Return the step of the weights that a server has, at most the learner's own."""
+        num_behind = self._newest_policy_version - server.policy_version  # every step is a version
+        return max(self._step - max(num_behind, 0), 0)
+
     # Decision.
 
     def admit(self, servers: Iterable[StreamServer]) -> AdmitGroups | None:
@@ -107,25 +114,25 @@ class StalenessCredit:
         if not self.is_changed:
             return None
         self.is_changed = False
-        decided = self._decide(self._serving(servers))
+        decided = self._decide([one for one in servers if not (one.gone or one.leaving)])
         if not decided.num_groups and decided == self._told:
             return None
         self._told = decided
         self._num_promised += decided.num_groups
         return decided
 
-    def _serving(self, servers: Iterable[StreamServer]) -> ServingState:
-        versions = [one.policy_version for one in servers if not (one.gone or one.leaving)]
-        return ServingState(len(versions), min(versions, default=-1), self._newest_policy_version)
-
-    def _decide(self, servers: ServingState) -> AdmitGroups:
-        if servers.num_healthy == 0:
+    def _decide(self, servers: Sequence[StreamServer]) -> AdmitGroups:
+        if not servers:
             return AdmitGroups(0, SERVERS)
-        if self._settings.max_staleness == 0 and not servers.is_current:
+        oldest = min(one.policy_version for one in servers)
+        state = ServingState(len(servers), oldest, self._newest_policy_version)
+        if self._settings.max_staleness == 0 and not state.is_current:
             return AdmitGroups(0, WEIGHTS)
-        credit = self._credit()
+        usable = [one for one in servers if one.is_usable] or servers
+        served_step = min(map(self.served_step, usable))
+        credit = self._credit(served_step)
         if credit <= 0:
-            return AdmitGroups(0, EVALUATION if self._last_step <= self._step else CREDIT)
+            return AdmitGroups(0, self._reason(served_step))
         room = self._room()
         return AdmitGroups(min(credit, room), "") if room > 0 else AdmitGroups(0, BUFFER)
 
@@ -133,9 +140,14 @@ class StalenessCredit:
     def _num_coming(self) -> int:
         return len(self._running) + self._num_promised
 
-    def _credit(self) -> int:
+    def _reason(self, served_step: int) -> str:
+        if self._last_step <= self._step:
+            return EVALUATION
+        return WEIGHTS if served_step < self._step else CREDIT
+
+    def _credit(self, served_step: int) -> int:
         settings = self._settings
-        last_step = min(settings.max_staleness + self._step + 1, self._last_step, settings.max_steps)
+        last_step = min(settings.max_staleness + served_step + 1, self._last_step, settings.max_steps)
         held = len(self._waiting) + self._num_coming
         return (last_step - self._step) * settings.groups_per_step - held
 

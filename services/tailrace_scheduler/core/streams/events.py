@@ -180,7 +180,8 @@ class StepDone(Struct, frozen=True, gc=False):
 
 class AdmissionBounded(Struct, frozen=True, gc=False):
     """Bounds of admission that others set: no group is admitted for a step after `last_step`, where a
-    pinned evaluation follows or a run has not begun, and `max_staleness` 0 waits for the weights."""
+    pinned evaluation follows or a run has not begun. Credit counts from the oldest version that servers
+    have, of which `newest_policy_version` is that of the learner's step."""
 
     last_step: int
     newest_policy_version: int = -1

@@ -48,6 +48,32 @@ def test_credit_is_staleness_plus_one_steps_of_groups(max_staleness: int, step: 
     assert admitted(made_credit(max_staleness, step=step)) == ((max_staleness + 1) * 10, "")
 
 
+def test_groups_that_would_begin_with_older_weights_wait_for_the_newer_ones() -> None:
+    credit = made_credit(2, step=7)
+    hold(credit, running=20)
+    assert admitted(credit, server(5), server(4)) == (0, "weights"), "20 groups are two steps"
+    credit.is_changed = True
+    assert admitted(credit, server(5), server(5)) == (10, "")
+
+
+def test_a_server_that_gets_no_episodes_withholds_none_from_others() -> None:
+    slow = server(4)
+    slow.barred = True
+    assert admitted(made_credit(2, step=7), server(5), slow) == (30, "")
+
+
+def test_a_server_ahead_of_the_learner_gives_no_more_credit() -> None:
+    assert admitted(made_credit(2, step=7), server(6)) == (30, "")
+
+
+@given(st.integers(0, 9), st.integers(0, 9))
+def test_the_step_of_a_servers_weights_is_a_version_each_behind_the_learners(
+    step: int, num_behind: int
+) -> None:
+    credit = made_credit(step=step)
+    assert credit.served_step(server(5 - num_behind)) == max(step - num_behind, 0)
+
+
 def test_running_and_waiting_groups_use_credit_up() -> None:
     credit = made_credit()
     hold(credit, running=12, waiting=11)
