@@ -54,11 +54,11 @@ VARIANTS = {
 
 EXPECTED = {
     "frozen_lake": {
-        "trajectory": "2c04e08740227475",
-        "step": "3df5e63460792c56",
-        "window0": "ede5faa711a1d273",
-        "window1": "5b56d0a5c5ab95f5",
-        "window3": "355ab376d84e532b",
+        "trajectory": "fcd3b8f54a927091",
+        "step": "ef302ce48de35d2b",
+        "window0": "d8c568b49290e097",
+        "window1": "77ea615882598dfd",
+        "window3": "6c83cceb3d1ff099",
     },
     "sokoban": {
         "trajectory": "107d1e01d75d3333",
