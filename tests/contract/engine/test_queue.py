@@ -66,9 +66,10 @@ async def test_kept_keys_serve_later_turns_of_their_version_and_are_counted() ->
     first = await bench.one(prompt, 20, episode="e")
     second = await bench.one([*first.ids, 3], 10, episode="e")
     assert second.generation.num_cached_tokens >= 64
+    await bench.stage()
     held = bench.ask([7, 8, 9], 230)
     await held.begun.wait()
-    await bench.update()
+    await bench.swap()
     await all_ended([held])
     assert set(held.versions()) == {0, 1}
     stats = bench.engine.stats()
