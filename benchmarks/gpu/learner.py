@@ -17,7 +17,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,13 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.model import SIZES, VOCAB_SIZE, make_model
-from benchmarks.learner.sides import row_of
-from benchmarks.learner.task import ROWS_PER_PASS, Sample, num_tokens
+from benchmarks.learner.sides import Step, padded_step_of, step_of
+from benchmarks.learner.task import Sample, num_tokens
 from tailrace_cli.experiment import load
 from tailrace_cli.loading.memory import rank_needs
 from tailrace_cli.loading.model_facts import model_facts
 from tailrace_learner.adapters.hf_model import prepared
 from tailrace_learner.config import LearnerConfig, ModelArgs, TrainingArgs
-from tailrace_learner.core.batch.rows import PreparedGroup
 from tailrace_learner.core.model import attention
 from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.optimizer import SummedOptimizer
@@ -60,25 +59,14 @@ def make_samples() -> list[Sample]:
     return samples
 
 
-def padded_step(samples: list[Sample]) -> Callable[[], object]:
+def padded_step(samples: list[Sample]) -> Step:
     """Plain Hugging Face in bfloat16 autocast; the loss reads the answers' logits alone."""
     model = make_model(SIZE, torch.float32)
     model.train().gradient_checkpointing_enable({"use_reentrant": False})
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
-    count = sum(len(sample.completion) for sample in samples)
-
-    def step() -> object:
-        for start in range(0, len(samples), ROWS_PER_PASS):
-            torch.autograd.backward(_padded_loss(model, samples[start : start + ROWS_PER_PASS]) / count)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return None
-
-    return step
+    return padded_step_of(model, samples, _padded_loss)
 
 
-def _padded_loss(model: Any, samples: list[Sample]) -> torch.Tensor:
+def _padded_loss(model: Any, samples: Sequence[Sample]) -> torch.Tensor:
     longest = max(len(sample.completion) for sample in samples)
     ids = torch.zeros((len(samples), PROMPT + longest), dtype=torch.long)
     old, gain, seen = (torch.zeros((len(samples), longest)) for _ in range(3))
@@ -98,7 +86,7 @@ def _padded_loss(model: Any, samples: list[Sample]) -> torch.Tensor:
     return -(torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain) * seen).sum()
 
 
-def own_step(samples: list[Sample], *, share_prefixes: bool) -> tuple[Callable[[], object], float]:
+def own_step(samples: list[Sample], *, share_prefixes: bool) -> tuple[Step, float]:
     """The learner's own step, and the estimate of its memory in GiB."""
     args = TrainingArgs(learning_rate=LEARNING_RATE)
     config = LearnerConfig(
@@ -110,18 +98,10 @@ def own_step(samples: list[Sample], *, share_prefixes: bool) -> tuple[Callable[[
     policy = PolicyModel(model, CUDA, 1.0, config.logprob_chunk_tokens, autocast=True)
     optimizer = SummedOptimizer.of(policy.parameters, args)
     trainer = StepTrainer(policy, optimizer, config, groups_per_step=1, max_steps=1000)
-    rows = tuple(row_of(index, sample) for index, sample in enumerate(samples))
-
-    def step() -> object:
-        trainer.begin(0)
-        trainer.add(PreparedGroup("g", 0, rows, "", (1.0,), ()))
-        trainer.work()
-        return trainer.finish()
-
     experiment = dataclasses.replace(load(EXAMPLE), learner=config)
     facts = model_facts(SIZE, json.dumps(SIZES[SIZE]).encode())
     needs = rank_needs(experiment, facts)
-    return step, (needs.least + needs.activations) / (1 << 30)
+    return step_of(trainer, samples), (needs.least + needs.activations) / (1 << 30)
 
 
 def measure(side: str) -> dict[str, Any]:

@@ -57,6 +57,11 @@ def packed_step(samples: Sequence[Sample], *, share_prefixes: bool, model: Any =
     policy = PolicyModel(model, torch.device("cpu"), 1.0, config.logprob_chunk_tokens)
     optimizer = SummedOptimizer.of(policy.parameters, args)
     trainer = StepTrainer(policy, optimizer, config, groups_per_step=1, max_steps=1000)
+    return step_of(trainer, samples)
+
+
+def step_of(trainer: StepTrainer, samples: Sequence[Sample]) -> Step:
+    """A step of the learner's trainer over these rows."""
     rows = tuple(row_of(index, sample) for index, sample in enumerate(samples))
 
     def step() -> object:
@@ -70,13 +75,19 @@ def packed_step(samples: Sequence[Sample], *, share_prefixes: bool, model: Any =
 
 def padded_step(samples: Sequence[Sample], model: Any = None) -> Step:
     """Rows in the order of arrival, eight a pass, padded to the pass's longest; plain Hugging Face."""
-    model = model or make_model("sdpa")
+    return padded_step_of(model or make_model("sdpa"), samples, padded_loss)
+
+
+def padded_step_of(
+    model: Any, samples: Sequence[Sample], loss_of: Callable[[Any, Sequence[Sample]], Tensor]
+) -> Step:
+    """A step with the summed loss of eight rows a pass."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     count = sum(len(sample.completion) for sample in samples)
 
     def step() -> object:
         for start in range(0, len(samples), ROWS_PER_PASS):
-            torch.autograd.backward(padded_loss(model, samples[start : start + ROWS_PER_PASS]) / count)
+            torch.autograd.backward(loss_of(model, samples[start : start + ROWS_PER_PASS]) / count)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -171,10 +171,14 @@ def simulate(
     stdout.print(f"{chosen.name}, policy {policy}, seed {seed}", soft_wrap=True)
     stdout.print(_table(rows))
     if to is not None:
-        from tailrace_cli.simulation.pictures import draw  # matplotlib takes a second
+        _write(rows, timelines, to)
 
-        (to / "result.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
-        draw(rows, timelines, to)
+
+def _write(rows: list[dict[str, Any]], timelines: list[Timeline], to: Path) -> None:
+    from tailrace_cli.simulation.pictures import draw  # matplotlib takes a second
+
+    (to / "result.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    draw(rows, timelines, to)
 
 
 def _faults(slow: float, fails: bool) -> tuple[Fault, ...]:

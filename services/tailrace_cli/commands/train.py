@@ -1,6 +1,7 @@
 """`tailrace train`: a run from start to report, or a sweep of runs."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from tailrace_cli.commands.options import (
     Overrides,
     Overwrite,
 )
-from tailrace_cli.commands.sweep import commands_of, sweep, sweep_runs
+from tailrace_cli.commands.sweep import SweepRun, commands_of, sweep, sweep_runs
 from tailrace_cli.console import stdout, tell
 from tailrace_cli.exit_codes import INTERRUPTED
 from tailrace_cli.experiment import Experiment, load_given, locate, with_epochs
@@ -56,15 +57,14 @@ def train(
 
     Several values of a key (`seed=1,2,3`) are a sweep: a run for each, and a comparison at the end.
     """
-    settings = [*(overrides or []), *([f"agents.workflow.agent={workflow}"] if workflow else [])]
+    settings = _with_workflow(overrides, workflow)
     if (config_path or config_name) and experiment is not None:
         settings, experiment = [experiment, *settings], None
     if swept := sweep_runs(settings):
         if attach or summary_file:
             raise ConfigError("--attach and --summary-file are for one run, not for a sweep")
         path = locate(experiment, config_path, config_name)
-        runs = commands_of(path, swept, ["--overwrite"] if overwrite else [])
-        raise typer.Exit(sweep(runs, jobs, runs[0][0].path.parent))
+        raise typer.Exit(_run_sweep(path, swept, jobs, overwrite=overwrite))
     loaded = load_given(experiment, settings, config_path, config_name)
     check_summary_file(summary_file)
     attachment = Attachment(*attach, overwrite) if attach else None
@@ -72,6 +72,15 @@ def train(
     if summary_file and exit_code == 0:
         write_summary(loaded, summary_file)
     raise typer.Exit(exit_code)
+
+
+def _with_workflow(overrides: list[str] | None, workflow: str) -> list[str]:
+    return [*(overrides or []), *([f"agents.workflow.agent={workflow}"] if workflow else [])]
+
+
+def _run_sweep(path: Path, swept: Sequence[SweepRun], jobs: int, *, overwrite: bool) -> int:
+    runs = commands_of(path, swept, ["--overwrite"] if overwrite else [])
+    return sweep(runs, jobs, runs[0][0].path.parent)
 
 
 def run_training(experiment: Experiment, *, overwrite: bool, attachment: Attachment | None) -> int:
