@@ -158,6 +158,12 @@ class Bench:
         await bench.update()
         return bench
 
+    async def __aenter__(self) -> Bench:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.engine.close()  # a test that fails must leave no engine: pytest would wait for it
+
     @property
     def model(self) -> Any:
         """The model that is active."""

@@ -36,9 +36,8 @@ ANY = tuple(range(VOCAB_SIZE))
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bench() -> AsyncIterator[Bench]:
-    made = await Bench.start()
-    yield made
-    await made.engine.close()
+    async with await Bench.start() as made:
+        yield made
 
 
 @pytest.mark.parametrize(

@@ -52,20 +52,19 @@ WAYS = [signal.SIGKILL] if ENGINE in ("torch", "hf") else [signal.SIGKILL, signa
 @pytest.mark.parametrize("way", WAYS, ids=str)
 async def test_a_dead_or_stopped_engine_is_noticed_and_control_calls_end(way: signal.Signals) -> None:
     others = {each.pid for each in psutil.Process().children(recursive=True)}
-    bench = await Bench.start(max_running=8, kv_cache_tokens=4096)
-    watching = asyncio.create_task(bench.engine.watch())
-    asked = bench.ask([1, 2], 250)
-    await asked.begun.wait()
-    await bench.engine.stage(iter(weights_of(bench.models[1])), 1)
-    began_s = time.monotonic()
-    wound(bench.engine, way, others)
-    if ENGINE not in ("torch", "hf"):
-        with pytest.raises(EngineFailedError):
+    async with await Bench.start(max_running=8, kv_cache_tokens=4096) as bench:
+        watching = asyncio.create_task(bench.engine.watch())
+        asked = bench.ask([1, 2], 250)
+        await asked.begun.wait()
+        await bench.engine.stage(iter(weights_of(bench.models[1])), 1)
+        began_s = time.monotonic()
+        wound(bench.engine, way, others)
+        if ENGINE not in ("torch", "hf"):
+            with pytest.raises(EngineFailedError):
+                async with asyncio.timeout(NOTICED_S):
+                    await bench.engine.apply()
+        with pytest.raises(RuntimeError):
             async with asyncio.timeout(NOTICED_S):
-                await bench.engine.apply()
-    with pytest.raises(RuntimeError):
-        async with asyncio.timeout(NOTICED_S):
-            await watching
-    assert time.monotonic() - began_s < NOTICED_S + 1
-    await bench.engine.close()
+                await watching
+        assert time.monotonic() - began_s < NOTICED_S + 1
     assert not processes(others)

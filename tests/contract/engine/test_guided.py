@@ -30,9 +30,8 @@ STOPS = (EOS,)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bench() -> AsyncIterator[Bench]:
-    made = await Bench.start(max_running=64, kv_cache_tokens=16384)
-    yield made
-    await made.engine.close()
+    async with await Bench.start(max_running=64, kv_cache_tokens=16384) as made:
+        yield made
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ pytestmark = [
 
 
 async def test_two_ranks_serve_the_weights_of_each_update() -> None:
-    bench = await Bench.start(tensor_parallel_size=2, max_running=8)
-    try:
+    async with await Bench.start(tensor_parallel_size=2, max_running=8) as bench:
         for expected in (0, 1):
             asked = await bench.one([5, 6, 7, 8 + expected], 24, seed=3)
             assert asked.error is None
@@ -22,5 +21,3 @@ async def test_two_ranks_serve_the_weights_of_each_update() -> None:
             assert set(asked.versions()) == {bench.policy_version}
             assert asked.drift(bench.model).max() < TOLERANCE
             await bench.update()
-    finally:
-        await bench.engine.close()

@@ -24,9 +24,8 @@ pytestmark = [
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bench() -> AsyncIterator[Bench]:
-    made = await Bench.start(max_running=64)
-    yield made
-    await made.engine.close()
+    async with await Bench.start(max_running=64) as made:
+        yield made
 
 
 async def test_an_abort_ends_no_call_whose_id_begins_with_the_same_letters(bench: Bench) -> None:
