@@ -215,11 +215,15 @@ Served = Sequence[tuple[WorkerInfo, EndpointInfo]]
 
 
 def _by_subject(workers: list[WorkerInfo]) -> dict[str, list[tuple[WorkerInfo, EndpointInfo]]]:
-    """Workers by subject, in alphabetical order."""
+    """Workers by subject, in alphabetical order; those without a valid schema are told instead."""
     found: dict[str, list[tuple[WorkerInfo, EndpointInfo]]] = {}
     for worker in workers:
-        for endpoint in worker.endpoints:
-            if endpoint.is_tool:
+        for endpoint in filter(lambda each: each.is_tool, worker.endpoints):
+            try:
+                schema_hash(endpoint.tool)
+            except (msgspec.DecodeError, RecursionError) as error:
+                tell(f"{endpoint.subject}: a worker serves it without a valid schema: {error}")
+            else:
                 found.setdefault(endpoint.subject, []).append((worker, endpoint))
     return dict(sorted(found.items()))
 
