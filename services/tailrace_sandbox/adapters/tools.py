@@ -1,5 +1,6 @@
 """The tools that models call: `python`, `shell` and `python_session`."""
 
+import asyncio
 import base64
 import binascii
 import signal
@@ -191,7 +192,10 @@ class KeptShellTool(PythonSessionTool):
 
 
 def offers(sandbox: Sandbox, config: SandboxConfig) -> tuple[ToolOffer, ...]:
-    """All three tools, with timeouts above their own limits."""
+    """All three tools, with timeouts above their own limits.
+
+    Calls of `python` and `shell` beyond `max_concurrency` wait before their time begins.
+    """
     python, shell = PythonTool(sandbox, config), ShellTool(sandbox, config)
     made: tuple[tuple[type[Tool], Callable[[], Tool]], ...] = (
         (PythonTool, lambda: python),
@@ -200,8 +204,14 @@ def offers(sandbox: Sandbox, config: SandboxConfig) -> tuple[ToolOffer, ...]:
         else (ShellTool, lambda: shell),
         (PythonSessionTool, lambda: PythonSessionTool(sandbox, config)),
     )
+    room = asyncio.Semaphore(config.max_concurrency)
     return tuple(
-        ToolOffer.of(kind, make, timeout_s=config.limits_of(kind.name).max_wall_s + _EXTRA_S)
+        ToolOffer.of(
+            kind,
+            make,
+            room=None if kind.is_stateful else room,
+            timeout_s=config.limits_of(kind.name).max_wall_s + _EXTRA_S,
+        )
         for kind, make in made
     )
 

@@ -1,0 +1,23 @@
+"""Tasks that a program solves, and their reward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tailrace.sdk import reward
+from tailrace_protos.chat import ChatMessage
+from tailrace_protos.episode import EnvTask
+
+
+def rows(split: str = "train", seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Sums of squares that are too long to compute in the head."""
+    for last in range(100, 164):
+        answer = sum(number * number for number in range(1, last + 1))
+        yield {"prompt": f"What is the sum of the squares of 1 to {last}?", "answer": str(answer)}
+
+
+@reward
+def solved(task: EnvTask, messages: Sequence[ChatMessage], metrics: Mapping[str, float]) -> float:
+    """1 if the last reply has the answer, else 0."""
+    return float(task.row["answer"] in messages[-1].content)
