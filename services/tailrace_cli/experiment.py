@@ -96,7 +96,17 @@ def locate(experiment: str | None, config_path: str | None, config_name: str | N
     for candidate in candidates:
         if candidate.is_file():
             return candidate.absolute()
-    raise ConfigError(f"no experiment file at {path}: looked for {', '.join(map(str, candidates))}")
+    looked = ", ".join(map(str, candidates))
+    raise ConfigError(f"no experiment file at {path}: looked for {looked}{_example_hint(path)}")
+
+
+def _example_hint(path: Path) -> str:
+    """Way to an example that a page names by its place in the repository; empty for other paths."""
+    first, *steps = path.parts or ("",)
+    if first != "examples" or not steps or Path(first).is_dir():
+        return ""
+    name = "/".join(steps[:-1] if path.suffix else steps)
+    return f"; `tailrace init {name}` copies an example of the package"
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Experiment:

@@ -13,7 +13,7 @@ import msgspec
 from tailrace.bus import Bus
 from tailrace.config import ConfigError
 from tailrace.store.connection import without_credentials
-from tailrace_cli.checkpoints import has_begun, lacks_checkpoint, require_steps_left
+from tailrace_cli.checkpoints import lacks_checkpoint, refuse_earlier, require_steps_left
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.cluster.local import LocalCluster, RunGoesOnError, clear_run_dir
 from tailrace_cli.cluster.watch import Watch
@@ -48,12 +48,7 @@ def prepare_run_dir(experiment: Experiment, *, overwrite: bool) -> tuple[Experim
     run = experiment.run
     if holder := RunFolder(run.run_dir).holder:
         raise RunGoesOnError(run.run_dir, holder)
-    is_new = overwrite or run.resume_from_checkpoint is not False
-    if not is_new and has_begun(run.run_dir):
-        raise ConfigError(
-            f"{run.run_dir} holds an earlier run: continue it with resume_from_checkpoint=true, start "
-            "again with --overwrite, or choose another exp_name"
-        )
+    refuse_earlier(run, overwrite=overwrite)
     if lacks_checkpoint(experiment):
         tell(f"{run.run_dir} holds no checkpoint yet: the run begins again at step 0")
         run = msgspec.structs.replace(run, resume_from_checkpoint=False)

@@ -21,7 +21,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from tailrace.config import ConfigError
-from tailrace_cli.checkpoints import has_begun, reached_checkpoint
+from tailrace_cli.checkpoints import has_begun, reached_checkpoint, refuse_earlier
 from tailrace_cli.cluster.plan import gpu_environment
 from tailrace_cli.cluster.supervisor import prepare_child
 from tailrace_cli.commands.runs import runs_table
@@ -91,6 +91,7 @@ def commands_of(
         if experiment.run.resume_from_checkpoint is True and not has_begun(experiment.run.run_dir):
             words.append("resume_from_checkpoint=false")  # only runs before it had begun
             experiment = load(path, words)
+        refuse_earlier(experiment.run, overwrite="--overwrite" in options)
         check_experiment(experiment)
         is_done = reached_checkpoint(with_epochs(experiment).run) is not None
         command = [] if is_done else ["train", str(path), *words, *options]

@@ -59,6 +59,17 @@ def test_a_sweep_that_continues_leaves_out_runs_that_are_done_and_begins_those_t
     assert "own_algorithm_seed1 has done all its steps" in capfd.readouterr().err
 
 
+def test_a_sweep_that_would_meet_an_earlier_run_begins_none(tmp_path: Path) -> None:
+    path = ROOT / "examples" / "own_algorithm" / "experiment.yaml"
+    earlier = tmp_path / "own_algorithm_seed2"
+    earlier.mkdir()
+    (earlier / "events.jsonl").touch()
+    runs = sweep_runs(["seed=1,2", f"output_dir={tmp_path}"])
+    with pytest.raises(ConfigError, match=f"{earlier} holds an earlier run"):
+        commands_of(path, runs, [])
+    assert len(commands_of(path, runs, ["--overwrite"])) == 2
+
+
 def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
     path = ROOT / "examples" / "own_algorithm" / "experiment.yaml"
     words = [f"output_dir={tmp_path}", "resume_from_checkpoint=true", "exp_name=early"]
