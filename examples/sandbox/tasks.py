@@ -19,5 +19,8 @@ def rows(split: str = "train", seed: int = 0) -> Iterator[dict[str, Any]]:
 
 @reward
 def solved(task: EnvTask, messages: Sequence[ChatMessage], metrics: Mapping[str, float]) -> float:
-    """1 if the last reply has the answer, else 0."""
-    return float(task.row["answer"] in messages[-1].content)
+    """1 if the last reply has the answer, else at most 0: the smaller, the fewer of it are digits."""
+    said = messages[-1].content
+    if task.row["answer"] in said:
+        return 1.0
+    return 0.1 * (sum(character.isdigit() for character in said) / max(len(said), 1) - 1.0)

@@ -115,10 +115,10 @@ async def _keep_up(experiment: Experiment, attachment: Attachment | None, num_gp
     async with LocalCluster(experiment, attachment, tell, num_gpus) as cluster:
         stdout.print(f"NATS   {cluster.endpoints.nats_url}")
         stdout.print(f"Redis  {without_credentials(cluster.endpoints.redis_url)}")
-        stdout.print(f"keys   {cluster.state_dir / 'credentials.json'}")
+        stdout.print(f"keys   {cluster.state_dir / 'credentials.json'}", soft_wrap=True)
         for name, pid in cluster.supervisor.pids.items():
             log_path = cluster.supervisor.log_path(name)
-            stdout.print(f"{name:<14} process {pid}  {log_path}")
+            stdout.print(f"{name:<14} process {pid}  {log_path}", soft_wrap=True)
         stderr.print("up; Ctrl-C drains and stops everything")
         view, name = ProgressView(stderr, "", is_live=False), experiment.run.exp_name
         bus = await Bus.connect(cluster.endpoints, name="cli")

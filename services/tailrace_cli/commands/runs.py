@@ -165,4 +165,4 @@ def stop(
             raise typer.Exit(1)
         time.sleep(_POLL_S)
     state, detail = found.state()
-    stdout.print(f"{found.path}: {state}" + (f" ({detail})" if detail else ""))
+    stdout.print(f"{found.path}: {state}" + (f" ({detail})" if detail else ""), soft_wrap=True)
