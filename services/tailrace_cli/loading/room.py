@@ -42,9 +42,7 @@ def _counts(
         yield "GPUs", len(machine.gpu_bytes) // num_gpus
 
 
-def gpu_shares(
-    experiment: Experiment, machine: MachineFacts, num_runs: int
-) -> list[tuple[int, ...]]:
+def gpu_shares(experiment: Experiment, machine: MachineFacts, num_runs: int) -> list[tuple[int, ...]]:
     """GPUs of each of `num_runs` at once; none where all see the same ones."""
     needed, num_gpus = _num_gpus(experiment, machine), len(machine.gpu_bytes)
     each = num_gpus // num_runs

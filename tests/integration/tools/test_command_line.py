@@ -46,9 +46,7 @@ def run(nats_url: str, *arguments: str) -> Result:
 
 
 @contextmanager
-def serving(
-    nats_url: str, *arguments: str, folder: Path = EXAMPLES
-) -> Iterator[subprocess.Popen[str]]:
+def serving(nats_url: str, *arguments: str, folder: Path = EXAMPLES) -> Iterator[subprocess.Popen[str]]:
     """`tailrace tools serve` until the end of the block, once it says that it serves."""
     process = subprocess.Popen(
         [*TAILRACE, "serve", *arguments],
@@ -212,9 +210,7 @@ def test_a_run_directory_carries_results_that_are_too_large_for_a_message(
         assert run("", *argv).stdout == "x" * 3_000_000 + "\n"
 
 
-def test_no_nats_and_no_run_are_errors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_nats_and_no_run_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     for arguments in (("ls",), ("call", "add"), ("serve", "my_tools:add")):
         result = run(f"nats://127.0.0.1:{free_port()}", *arguments)

@@ -221,7 +221,9 @@ async def test_a_session_too_many_waits_at_its_caller_until_another_ends(
         async with client.session("first", ["counter"]) as first:
             assert (await first.call(add(1))).content == "w:1"
             waiting = asyncio.create_task(second.call(add(1)))
-            await eventually(lambda: metric("tailrace_tool_refused_calls_total", tool="counter") > refused)
+            await eventually(
+                lambda: metric("tailrace_tool_refused_calls_total", tool="counter") > refused
+            )
             assert (await first.call(add(1, 1))).content == "w:2"
             assert not waiting.done()
         assert (await waiting).content == "w:1"

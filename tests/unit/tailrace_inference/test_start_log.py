@@ -29,7 +29,10 @@ OF_VLLM = """\
     ("said", "cause"),
     [
         (OF_VLLM, "ValueError: No available memory for the cache."),
-        ("Traceback\n  File x\ntorch.OutOfMemoryError: of a device\n", "torch.OutOfMemoryError: of a device"),
+        (
+            "Traceback\n  File x\ntorch.OutOfMemoryError: of a device\n",
+            "torch.OutOfMemoryError: of a device",
+        ),
         ("INFO all is well\n", ""),
     ],
 )
