@@ -40,12 +40,14 @@ def options(
 
 def refuse_dashed_keys(arguments: Sequence[str]) -> None:
     """Raise `ConfigError` for a key that is written as an option (`--group_size=4`)."""
-    own = [each for each in takewhile(lambda each: each != "--", arguments) if each[:2] == "--"]
-    options = _options(arguments) if own else set()
-    for argument in own:
+    own = list(takewhile(lambda each: each != "--", arguments))
+    options = _options(arguments) if any(each[:2] == "--" for each in own) else set()
+    for argument, behind in zip(own, [*own[1:], ""], strict=True):
         name, _, value = argument.partition("=")
-        if name.replace("_", "-") not in options and _is_key(key := name[2:].replace("-", "_")):
-            raise ConfigError(f"{name} is a key, no option: write {key}={value or '...'}")
+        is_option = name[:2] != "--" or name.replace("_", "-") in options
+        if not is_option and _is_key(key := name[2:].replace("-", "_")):
+            meant = value or ("" if behind[:1] == "-" or "=" in behind else behind)
+            raise ConfigError(f"{name} is a key, no option: write {key}={meant or '...'}")
 
 
 def _options(arguments: Sequence[str]) -> set[str]:

@@ -23,6 +23,16 @@ def has_begun(run_dir: Path) -> bool:
     return (run_dir / "events.jsonl").exists()
 
 
+def refuse_earlier(run: RunConfig, *, overwrite: bool) -> None:
+    """Refuses to mix a new run into the directory of an earlier one."""
+    is_new = not overwrite and run.resume_from_checkpoint is False
+    if is_new and has_begun(run.run_dir):
+        raise ConfigError(
+            f"{run.run_dir} holds an earlier run: continue it with resume_from_checkpoint=true, start "
+            "again with --overwrite, or choose another exp_name"
+        )
+
+
 def lacks_checkpoint(experiment: Experiment) -> bool:
     """Tells whether a run that is to continue has no checkpoint yet, so that it begins again.
 

@@ -33,7 +33,7 @@ from tailrace.config import (
     section_config,
 )
 from tailrace.config.settings import apply_settings, set_at
-from tailrace.config.yaml_text import checked_node
+from tailrace.config.yaml_text import checked_node, load_yaml
 from tailrace.data import load_dataset
 from tailrace.import_path import importable_from
 from tailrace_agents.config import AgentsConfig
@@ -96,11 +96,45 @@ def locate(experiment: str | None, config_path: str | None, config_name: str | N
     for candidate in candidates:
         if candidate.is_file():
             return candidate.absolute()
-    raise ConfigError(f"no experiment file at {path}: looked for {', '.join(map(str, candidates))}")
+    looked = ", ".join(map(str, candidates))
+    raise ConfigError(f"no experiment file at {path}: looked for {looked}{_example_hint(path)}")
+
+
+def _example_hint(path: Path) -> str:
+    """Way to an example that a page names by its place in the repository; empty for other paths."""
+    first, *steps = path.parts or ("",)
+    if first != "examples" or not steps or Path(first).is_dir():
+        return ""
+    name = "/".join(steps[:-1] if path.suffix else steps)
+    return f"; `tailrace init {name}` copies an example of the package"
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Compose, decode and cross-check the experiment at `path`; raises `ConfigError`."""
+    try:
+        return _loaded(path, overrides)
+    except InvalidConfigError as error:
+        if not (hint := _hint_at_system(path)):
+            raise
+        raise InvalidConfigError(error.source, [*error.problems, hint]) from error
+    except ConfigError as error:
+        if not (hint := _hint_at_system(path)):
+            raise
+        raise ConfigError(f"{error}; {hint}") from error
+
+
+def _hint_at_system(path: Path) -> str:
+    """Hint for a file of another system; empty for any other."""
+    from tailrace_cli.importing.systems import whole_file_hint  # tables that a mistake alone needs
+
+    try:
+        content = load_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return ""
+    return whole_file_hint(content, str(path)) if isinstance(content, dict) else ""
+
+
+def _loaded(path: Path, overrides: Sequence[str]) -> Experiment:
     source = str(path) if not overrides else f"{path} with {' '.join(overrides)}"
     content = composed(path, overrides)
     section = content.get("cluster")

@@ -44,6 +44,7 @@ class _Process:
             offers(self._sandbox, self._config),
             self.service.bus,
             max_concurrency=self._config.max_concurrency + self._config.max_sessions,
+            max_sessions=self._config.max_sessions,  # further ones wait at their callers
             run=self._run,
             worker_id=self._worker_id,
             redis=self._redis,

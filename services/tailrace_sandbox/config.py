@@ -173,6 +173,10 @@ class SandboxConfig(Config, frozen=True, kw_only=True):
     limits: CallLimits = CallLimits()
     """Bounds of each call."""
 
+    tool_limits: dict[str, dict[str, int | float]] = msgspec.field(default_factory=dict)
+    """Other bounds by the name of the tool (`python`, `shell`, `python_session`); those that are not
+    named are those of `limits`."""
+
     max_concurrency: int = 2
     """Calls that run at once, each in its own process; further calls wait."""
 
@@ -214,6 +218,27 @@ class SandboxConfig(Config, frozen=True, kw_only=True):
             raise ValueError("drain_s must not be negative")
         if self.first_uid < 1000:
             raise ValueError("first_uid must be at least 1000: lower ones belong to the system")
+        for tool in self.tool_limits:
+            self._check_limits(tool)
+
+    def limits_of(self, tool: str) -> CallLimits:
+        """Returns the bounds of the calls of a tool."""
+        given = self.tool_limits.get(tool)
+        if not given:
+            return self.limits
+        return msgspec.convert({**msgspec.to_builtins(self.limits), **given}, CallLimits)
+
+    def _check_limits(self, tool: str) -> None:
+        if tool not in _TOOLS:
+            raise ValueError(f"tool_limits: {tool!r} is none of the tools {', '.join(_TOOLS)}")
+        unknown = sorted(self.tool_limits[tool].keys() - set(CallLimits.__struct_fields__))
+        if unknown:
+            known = ", ".join(CallLimits.__struct_fields__)
+            raise ValueError(f"tool_limits.{tool}: {unknown[0]!r} is none of the limits {known}")
+        try:
+            self.limits_of(tool)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"tool_limits.{tool}: {error}") from error
 
     def _check_backend(self) -> None:
         if ":" not in self.backend and self.backend not in BACKENDS:

@@ -27,6 +27,10 @@ class SandboxLostError(Exception):
     """The process that runs tool code ended or does not answer, through no fault of the call."""
 
 
+TOOLS = {"python": "python", "shell": "shell", "kept_shell": "shell", "session": "python_session"}
+"""Names of the tools by the mode of their work."""
+
+
 @dataclass(frozen=True)
 class Work:
     """One call: a Python program (`mode` python), the next piece of a session (session), a command line

@@ -69,7 +69,8 @@ REGISTRATION = {
 PROGRAM = """
 from pathlib import Path
 from tailrace_cli.cluster.permissions import SERVICE_USERS, nats_permissions
-from tailrace_cli.cluster.plan import ServerAddresses, Site, service_specs
+from tailrace_cli.cluster.plan import Site, service_specs
+from tailrace_cli.cluster.servers import ServerAddresses
 from tailrace_cli.experiment import decode
 from tailrace_cli.reference import READERS_OF_RUN
 

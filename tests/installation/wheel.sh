@@ -32,6 +32,9 @@ for example in tools tool_worker_js notebooks; do
     expect "follow $example/README.md" env/bin/tailrace init "$example"
 done
 expect "valid" env/bin/tailrace validate frozen_lake
+env/bin/tailrace init calculator >/dev/null
+page=$(grep -o '([^)]*/docs/results.md)' calculator/README.md | head -n 1 | tr -d '()')
+expect "# " head -n 1 "$page"
 expect "report.html" env/bin/tailrace train frozen_lake max_steps=2 eval_steps=2 save_steps=2 learner.warm_start.num_steps=20
 expect "step_2" ls runs/frozen_lake/checkpoints
 expect "finished" env/bin/tailrace status frozen_lake

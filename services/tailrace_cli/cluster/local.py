@@ -21,18 +21,19 @@ from tailrace_cli.cluster.guardian import Guardian
 from tailrace_cli.cluster.placement import GpuDemand, place
 from tailrace_cli.cluster.plan import (
     ProcessSpec,
-    ServerAddresses,
     Site,
     check_gpus,
-    connection_environment,
     inference_python,
     service_specs,
     tool_worker_specs,
 )
 from tailrace_cli.cluster.servers import (
     NATS_URL,
+    REDIS_URL,
     Credentials,
+    ServerAddresses,
     choose_port,
+    connection_environment,
     nats_command,
     redis_command,
     reserve_port,
@@ -107,17 +108,18 @@ class LocalCluster:
         )
         connection = await self._attach() if self._attachment else await self._start_servers()
         self.endpoints = Endpoints.from_env(connection_environment("cli", connection))
-        self._write_url(connection.nats_url)
+        self._write_urls(connection)
         for spec in self._plan(connection):
             self._services.append(spec.name)
             await self.supervisor.start(spec)
         self._watching = asyncio.create_task(self._disk_watch().run(), name="disk watch")
 
-    def _write_url(self, url: str) -> None:
-        """Tells commands that join the run; the URL of --attach may hold a password."""
-        path = self.state_dir / NATS_URL
-        path.touch(0o600)
-        path.write_text(url)
+    def _write_urls(self, connection: ServerAddresses) -> None:
+        """Tells commands that join the run; the URLs of --attach may hold passwords."""
+        for name, url in ((NATS_URL, connection.nats_url), (REDIS_URL, connection.redis_url)):
+            path = self.state_dir / name
+            path.touch(0o600)
+            path.write_text(url)
 
     def _plan(self, connection: ServerAddresses) -> list[ProcessSpec]:
         experiment = self._experiment
@@ -160,7 +162,8 @@ class LocalCluster:
             self._gateway_port.close()
             self._gateway_port = None
         if self._lock is not None:
-            (self.state_dir / NATS_URL).unlink(missing_ok=True)
+            for name in (NATS_URL, REDIS_URL):
+                (self.state_dir / name).unlink(missing_ok=True)
             self._lock.close()
             self._lock = None
 

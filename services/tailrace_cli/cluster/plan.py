@@ -12,6 +12,7 @@ from tailrace.config import ConfigError
 from tailrace.runtime.service import READY_FILE
 from tailrace.tracing import SALT_VARIABLE
 from tailrace_cli.cluster.placement import GpuPlacement, given_gpus
+from tailrace_cli.cluster.servers import ServerAddresses, connection_environment
 from tailrace_cli.config import ClusterConfig
 from tailrace_protos.subjects import SERVICES
 
@@ -43,19 +44,6 @@ class ProcessSpec:
     argv: list[str]
     env: dict[str, str] = field(default_factory=dict)
     ready_file: Path | None = None  # made by the process when it is ready; None: it makes none
-
-
-@dataclass(frozen=True)
-class ServerAddresses:
-    """Addresses and passwords of the two servers.
-
-    Without passwords the URLs carry what is needed.
-    """
-
-    nats_url: str
-    redis_url: str
-    nats_passwords: Mapping[str, str] = field(default_factory=dict)  # by user
-    redis_passwords: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -229,15 +217,3 @@ def _gpus_of(
     if placed:
         return placed
     return None if config.num_gpus_per_node is None else range(config.num_gpus_per_node)
-
-
-def connection_environment(user: str, connection: ServerAddresses) -> dict[str, str]:
-    """Environment that connects a process to the servers as `user`."""
-    env = {"TAILRACE_NATS_URL": connection.nats_url, "TAILRACE_REDIS_URL": connection.redis_url}
-    if connection.nats_passwords:
-        env["TAILRACE_NATS_USER"] = user
-        env["TAILRACE_NATS_PASSWORD"] = connection.nats_passwords[user]
-    if connection.redis_passwords:
-        env["TAILRACE_REDIS_USER"] = user
-        env["TAILRACE_REDIS_PASSWORD"] = connection.redis_passwords[user]
-    return env

@@ -15,6 +15,8 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from tailrace_cli.config import ClusterConfig
 
 START_TIMEOUT_S = 20.0
 MIN_REDIS_VERSION = (7, 2)
-NATS_URL = "nats_url"  # file of the state directory
+NATS_URL, REDIS_URL = "nats_url", "redis_url"  # files of the state directory, while a run goes on
 _TAIL_BYTES = 1 << 18
 _OF_EVERY_LINE = ("timestamp", "service", "run", "instance_id", "module")
 # Streams are bounded one by one; by default nats-server would refuse to make them on a disk that has
@@ -64,20 +66,44 @@ class Credentials(msgspec.Struct, frozen=True):
         return made
 
 
-def nats_of(run_dir: Path) -> tuple[str, dict[str, str]]:
-    """URL of a run's NATS, and its users' passwords, if the URL does not carry what is needed.
+@dataclass(frozen=True)
+class ServerAddresses:
+    """Addresses and passwords of the two servers.
 
-    `ConfigError` if the run does not go on.
+    Without passwords the URLs carry what is needed.
     """
+
+    nats_url: str
+    redis_url: str
+    nats_passwords: Mapping[str, str] = field(default_factory=dict)  # by user
+    redis_passwords: Mapping[str, str] = field(default_factory=dict)
+
+
+def connection_environment(user: str, connection: ServerAddresses) -> dict[str, str]:
+    """Environment that connects a process to the servers as `user`."""
+    env = {"TAILRACE_NATS_URL": connection.nats_url, "TAILRACE_REDIS_URL": connection.redis_url}
+    if connection.nats_passwords:
+        env["TAILRACE_NATS_USER"] = user
+        env["TAILRACE_NATS_PASSWORD"] = connection.nats_passwords[user]
+    if connection.redis_passwords:
+        env["TAILRACE_REDIS_USER"] = user
+        env["TAILRACE_REDIS_PASSWORD"] = connection.redis_passwords[user]
+    return env
+
+
+def servers_of(run_dir: Path) -> ServerAddresses:
+    """Servers of a run, with the passwords of its users. `ConfigError` if the run does not go on."""
     state_dir = run_dir / "state"
     try:
-        url = (state_dir / NATS_URL).read_text()
+        nats_url, redis_url = ((state_dir / name).read_text() for name in (NATS_URL, REDIS_URL))
     except FileNotFoundError as error:
         raise ConfigError(
             f"{run_dir} is no directory of a run that goes on: give one, such as runs/my_run"
         ) from error
-    is_own = (state_dir / "credentials.json").exists()
-    return url, Credentials.load_or_make(state_dir).nats if is_own else {}
+    if not (state_dir / "credentials.json").exists():
+        return ServerAddresses(nats_url, redis_url)
+    keys = Credentials.load_or_make(state_dir)
+    return ServerAddresses(nats_url, redis_url, keys.nats, keys.redis)
 
 
 def choose_port(wanted: int, key: str, host: str = "127.0.0.1") -> int:

@@ -13,7 +13,7 @@ import msgspec
 from tailrace.bus import Bus
 from tailrace.config import ConfigError
 from tailrace.store.connection import without_credentials
-from tailrace_cli.checkpoints import has_begun, lacks_checkpoint, require_steps_left
+from tailrace_cli.checkpoints import lacks_checkpoint, refuse_earlier, require_steps_left
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.cluster.local import LocalCluster, RunGoesOnError, clear_run_dir
 from tailrace_cli.cluster.watch import Watch
@@ -48,12 +48,7 @@ def prepare_run_dir(experiment: Experiment, *, overwrite: bool) -> tuple[Experim
     run = experiment.run
     if holder := RunFolder(run.run_dir).holder:
         raise RunGoesOnError(run.run_dir, holder)
-    is_new = overwrite or run.resume_from_checkpoint is not False
-    if not is_new and has_begun(run.run_dir):
-        raise ConfigError(
-            f"{run.run_dir} holds an earlier run: continue it with resume_from_checkpoint=true, start "
-            "again with --overwrite, or choose another exp_name"
-        )
+    refuse_earlier(run, overwrite=overwrite)
     if lacks_checkpoint(experiment):
         tell(f"{run.run_dir} holds no checkpoint yet: the run begins again at step 0")
         run = msgspec.structs.replace(run, resume_from_checkpoint=False)
@@ -120,10 +115,10 @@ async def _keep_up(experiment: Experiment, attachment: Attachment | None, num_gp
     async with LocalCluster(experiment, attachment, tell, num_gpus) as cluster:
         stdout.print(f"NATS   {cluster.endpoints.nats_url}")
         stdout.print(f"Redis  {without_credentials(cluster.endpoints.redis_url)}")
-        stdout.print(f"keys   {cluster.state_dir / 'credentials.json'}")
+        stdout.print(f"keys   {cluster.state_dir / 'credentials.json'}", soft_wrap=True)
         for name, pid in cluster.supervisor.pids.items():
             log_path = cluster.supervisor.log_path(name)
-            stdout.print(f"{name:<14} process {pid}  {log_path}")
+            stdout.print(f"{name:<14} process {pid}  {log_path}", soft_wrap=True)
         stderr.print("up; Ctrl-C drains and stops everything")
         view, name = ProgressView(stderr, "", is_live=False), experiment.run.exp_name
         bus = await Bus.connect(cluster.endpoints, name="cli")

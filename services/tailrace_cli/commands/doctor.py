@@ -33,7 +33,7 @@ FindFeatures = Callable[[str], Awaitable[Features]]  # of the kernel, by an inte
 _VERSION_TIMEOUT_S = 20.0
 _MIN_MEMORY_BYTES = 2 << 30
 _PACKAGES = {
-    "torch": "pip install -c constraints.txt torch",
+    "torch": "pip install 'tailrace[all]'",
     "transformers": "pip install 'tailrace[all]'",
     "nats-py": "pip install 'tailrace[all]'",
     "redis": "pip install 'tailrace[all]'",

@@ -7,6 +7,7 @@ all hold, 1 if one fails, 2 for a mistake in the arguments.
 import json
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -54,13 +55,14 @@ def _run(python: str, folder: Path, engine: str, arguments: dict[str, object]) -
     module = "tailrace_inference.adapters.engine_checks"
     argv = [python, "-m", module, str(folder), engine, json.dumps(arguments)]
     try:
-        done = subprocess.run(
-            argv, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            timeout=_LIMIT_S, check=False,
-        )  # fmt: skip
+        with tempfile.TemporaryFile() as output:  # where an engine may read what its processes say
+            done = subprocess.run(
+                argv, env=_environment(), stdout=output, stderr=output, timeout=_LIMIT_S, check=False
+            )
+            output.seek(0)
+            lines = output.read().decode(errors="replace").splitlines() or [""]
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"the checks of {engine} did not end within {_LIMIT_S:g} s") from error
-    lines = done.stdout.splitlines() or [""]
     if done.returncode == 0:
         return msgspec.json.decode(lines[-1], type=list[_Check])
     told = next((line for line in reversed(lines) if line.startswith("error: ")), "")

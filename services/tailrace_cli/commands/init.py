@@ -1,5 +1,11 @@
-"""`tailrace init`: copies an example that the package ships into a folder of the user's."""
+"""`tailrace init`: copies an example that the package ships into a folder of the user's.
 
+In the copy, commands name the new folder, and links to the documentation lead to the pages that the
+package ships.
+"""
+
+import re
+import shlex
 import shutil
 from difflib import get_close_matches
 from itertools import takewhile
@@ -15,12 +21,23 @@ from tailrace_cli.console import stdout
 
 _PACKAGE = Path(tailrace_cli.__file__).parent
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "node_modules", "runs")
+_TEXTS = (".md", ".yaml")
+_TO_DOCS = re.compile(r"\]\((?:\.\./)+docs/")
 
 
 def examples_folder() -> Path:
     """Folder of the examples: inside the installed package, or beside the sources of a checkout."""
-    shipped = _PACKAGE / "examples"
-    return shipped if shipped.is_dir() else _PACKAGE.parents[1] / "examples"
+    return _shipped("examples")
+
+
+def docs_folder() -> Path:
+    """Folder of the documentation, in the same places."""
+    return _shipped("docs")
+
+
+def _shipped(name: str) -> Path:
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parents[1] / name
 
 
 def examples() -> dict[str, str]:
@@ -53,6 +70,7 @@ def init(
             table.add_row(name, description)
         stdout.print(table)
         stdout.print("tailrace init NAME copies one.")
+        stdout.print(f"Documentation: {docs_folder() / 'index.md'}", soft_wrap=True)
         return
     if example not in known:
         close = get_close_matches(example, known, 1)
@@ -65,6 +83,7 @@ def init(
         raise ConfigError(f"{target} exists: name another folder with --to")
     try:
         shutil.copytree(examples_folder() / example, target, ignore=_LEFT_OUT)
+        _settle(example, target)
     except OSError as error:
         raise ConfigError(
             f"cannot copy to {target}: {error.strerror or error}: name another folder with --to"
@@ -72,3 +91,12 @@ def init(
     is_experiment = (target / "experiment.yaml").is_file()
     what = f"run: tailrace train {target}" if is_experiment else f"follow {target / 'README.md'}"
     stdout.print(f"{target}: now {what}", soft_wrap=True)
+
+
+def _settle(example: str, target: Path) -> None:
+    """Let commands and links in a copy lead somewhere."""
+    own = re.compile(rf"examples/{re.escape(example)}(?!\w)")
+    for file in target.rglob("*"):
+        if file.suffix in _TEXTS and file.is_file():
+            text = own.sub(lambda _: shlex.quote(str(target)), file.read_text(encoding="utf-8"))
+            file.write_text(_TO_DOCS.sub(lambda _: f"]({docs_folder()}/", text), encoding="utf-8")

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -155,7 +156,8 @@ def stop(
     holder = found.holder
     if not holder:
         raise ConfigError(f"{found.path} does not run: its state is {found.state()[0]}")
-    os.kill(holder, signal.SIGTERM)
+    with suppress(ProcessLookupError):  # it has just ended
+        os.kill(holder, signal.SIGTERM)
     deadline = time.monotonic() + timeout_s
     while found.holder:
         if time.monotonic() > deadline:
@@ -163,4 +165,4 @@ def stop(
             raise typer.Exit(1)
         time.sleep(_POLL_S)
     state, detail = found.state()
-    stdout.print(f"{found.path}: {state}" + (f" ({detail})" if detail else ""))
+    stdout.print(f"{found.path}: {state}" + (f" ({detail})" if detail else ""), soft_wrap=True)

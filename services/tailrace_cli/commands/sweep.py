@@ -1,16 +1,18 @@
 """`tailrace train seed=1,2,3`: a run for each choice of values, one after another or `--jobs` at once.
 
 Every run is a `tailrace train` of its own, named after the experiment and its values. With one job its
-output is the terminal's; with more it goes to `<output_dir>/<run>.log`.
+output is the terminal's; with more it goes to `<output_dir>/<run>.log`. Runs at once have GPUs of their
+own where these suffice.
 """
 
 import asyncio
 import contextlib
 import itertools
+import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,12 +21,15 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from tailrace.config import ConfigError
-from tailrace_cli.checkpoints import has_begun, reached_checkpoint
+from tailrace_cli.checkpoints import has_begun, reached_checkpoint, refuse_earlier
+from tailrace_cli.cluster.plan import gpu_environment
 from tailrace_cli.cluster.supervisor import prepare_child
 from tailrace_cli.commands.runs import runs_table
 from tailrace_cli.console import stderr, stdout, tell, tell_error
 from tailrace_cli.exit_codes import INTERRUPTED
-from tailrace_cli.experiment import load, with_epochs
+from tailrace_cli.experiment import Experiment, load, with_epochs
+from tailrace_cli.loading.checks import require_loadable
+from tailrace_cli.loading.room import gpu_shares, room_for
 from tailrace_cli.reporting.pages import write_comparison
 from tailrace_cli.run_folders import RunFolder
 from tailrace_cli.validation import check_experiment
@@ -86,6 +91,7 @@ def commands_of(
         if experiment.run.resume_from_checkpoint is True and not has_begun(experiment.run.run_dir):
             words.append("resume_from_checkpoint=false")  # only runs before it had begun
             experiment = load(path, words)
+        refuse_earlier(experiment.run, overwrite="--overwrite" in options)
         check_experiment(experiment)
         is_done = reached_checkpoint(with_epochs(experiment).run) is not None
         command = [] if is_done else ["train", str(path), *words, *options]
@@ -93,10 +99,38 @@ def commands_of(
     return commands
 
 
-def sweep(runs: Sequence[tuple[RunFolder, Sequence[str]]], num_jobs: int, output_dir: Path) -> int:
-    """Run `tailrace` with the words of each run, compare the runs; returns the exit code."""
+def slots_of(experiment: Experiment, num_jobs: int) -> list[dict[str, str]]:
+    """Environment of each of `num_jobs` runs at once (0: as many as fit), for runs like this one.
+
+    Raises `InvalidConfigError` if it cannot run here.
+    """
+    if num_jobs == 1:
+        return [{}]
+    report = require_loadable(experiment)
+    assert report.machine is not None
+    num_cores = len(os.sched_getaffinity(0))
+    room = room_for(report.experiment, report.model, report.machine, num_cores)
+    if num_jobs == 0:
+        tell(f"runs at once: {room.num_runs}; more would lack {room.limit}")
+    elif num_jobs > room.num_runs:
+        tell(f"--jobs {num_jobs}: {room.num_runs} would fit this machine; more lack {room.limit}")
+    num_jobs = num_jobs or room.num_runs
+    shares = gpu_shares(report.experiment, report.machine, num_jobs)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [gpu_environment(gpus, experiment.cluster, visible) for gpus in shares] or [{}] * num_jobs
+
+
+def sweep(
+    runs: Sequence[tuple[RunFolder, Sequence[str]]],
+    slots: Sequence[Mapping[str, str]],
+    output_dir: Path,
+) -> int:
+    """Run `tailrace` with the words of each run, compare the runs; returns the exit code.
+
+    `slots`: what each of the runs at once adds to the environment.
+    """
     output_dir.mkdir(parents=True, exist_ok=True)
-    codes = asyncio.run(_run_all(runs, num_jobs, output_dir))
+    codes = asyncio.run(_run_all(runs, slots, output_dir))
     begun = [run for run, _ in runs if (run.path / "config.yaml").is_file()]
     if begun:
         stdout.print(runs_table(begun))
@@ -109,10 +143,13 @@ def sweep(runs: Sequence[tuple[RunFolder, Sequence[str]]], num_jobs: int, output
 
 
 async def _run_all(
-    runs: Sequence[tuple[RunFolder, Sequence[str]]], num_jobs: int, output_dir: Path
+    runs: Sequence[tuple[RunFolder, Sequence[str]]],
+    slots: Sequence[Mapping[str, str]],
+    output_dir: Path,
 ) -> list[int]:
     """Exit codes of the runs that were started."""
-    room, interrupted = asyncio.Semaphore(num_jobs), asyncio.Event()
+    room, interrupted = asyncio.Semaphore(len(slots)), asyncio.Event()
+    free = list(slots)
     children: set[asyncio.subprocess.Process] = set()
     codes: list[int] = []
 
@@ -134,19 +171,23 @@ async def _run_all(
                 stderr.print(f"run {place} of {len(runs)}: {run.path.name} has done all its steps")
                 codes.append(0)
                 return
-            log = output_dir / f"{run.path.name}.log" if num_jobs > 1 else None
+            slot = free.pop(0)
+            log = output_dir / f"{run.path.name}.log" if len(slots) > 1 else None
             where = f"; output in {log}" if log else ""
             stderr.print(f"run {place} of {len(runs)}: {run.path.name}{where}", soft_wrap=True)
             with log.open("wb") if log else contextlib.nullcontext() as output:
                 child = await asyncio.create_subprocess_exec(
                     sys.executable, "-m", "tailrace", *words,
-                    stdout=output, stderr=output,
+                    stdout=output, stderr=output, env={**os.environ, **slot},
                     start_new_session=True,  # Ctrl-C reaches this process, which passes it on
                     preexec_fn=prepare_child,
                 )  # fmt: skip
                 children.add(child)
+                if interrupted.is_set():  # while it was started
+                    child.send_signal(signal.SIGTERM)
                 code = await child.wait()
             children.discard(child)
+            free.append(slot)
             codes.append(code)
             if code:
                 reason = _reason(log) if log and code != INTERRUPTED else ""

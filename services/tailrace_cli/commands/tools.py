@@ -29,7 +29,7 @@ from tailrace.tools.discovery import (
 from tailrace.tools.host import DEFAULT_MAX_CONCURRENCY
 from tailrace.tools.port import ToolPort
 from tailrace.tools.serving import ToolServing, tool_service
-from tailrace_cli.cluster.servers import nats_of
+from tailrace_cli.cluster.servers import connection_environment, servers_of
 from tailrace_cli.console import plain_console, tell, tell_error
 from tailrace_protos.chat import ToolCall
 from tailrace_protos.tool import ToolResult
@@ -90,10 +90,12 @@ def serve(
     """Serve tools until SIGTERM or Ctrl-C, which let running calls end."""
     sys.path.insert(0, "")  # modules in the folder where this was started
     run = run or (run_dir.name if run_dir else "")
-    log.configure(service="tools", run=run)
     servers = [*(mcp or []), *(mcp_url or [])]
     serving = ToolServing(tools or [], servers, run, max_concurrency, connect_within_s, drain_s)
-    service = tool_service(serving, _endpoints(nats, user, password, redis, run_dir, "tools"))
+    endpoints = _endpoints(nats, user, password, redis, run_dir, "tools")
+    service = tool_service(serving, endpoints)
+    asyncio.run(_require_nats(endpoints))
+    log.configure(service="tools", run=run)
     tracing.configure(service.run, "tools", service.instance_id)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         exit_code = runner.run(service.serve())
@@ -151,9 +153,8 @@ def _endpoints(
     Redis's user and password may be in the environment, as services'.
     """
     if run_dir is not None:
-        nats, passwords = nats_of(run_dir.resolve())
-        password = passwords.get(run_user, "")
-        user, redis = run_user if passwords else "", ""
+        servers = servers_of(run_dir.resolve())
+        return Endpoints.from_env(connection_environment(run_user, servers))
     names = [name for name in os.environ if name.startswith(("TAILRACE_REDIS_", "TAILRACE_CA_FILE"))]
     env = {name: os.environ[name] for name in names} if redis else {}
     found = Endpoints.from_env({**env, "TAILRACE_NATS_URL": nats, "TAILRACE_REDIS_URL": redis})
@@ -182,6 +183,12 @@ async def _connected(endpoints: Endpoints) -> AsyncIterator[Bus]:
         await bus.close()
 
 
+async def _require_nats(endpoints: Endpoints) -> None:
+    """Raises `ConfigError` if NATS does not answer now; a worker that serves waits for it."""
+    async with _connected(endpoints):
+        pass
+
+
 async def _discover(endpoints: Endpoints) -> tuple[list[WorkerInfo], dict[str, WorkerStats]]:
     async with _connected(endpoints) as bus:
         discovery = Discovery(ToolPort(bus), "")
@@ -208,11 +215,15 @@ Served = Sequence[tuple[WorkerInfo, EndpointInfo]]
 
 
 def _by_subject(workers: list[WorkerInfo]) -> dict[str, list[tuple[WorkerInfo, EndpointInfo]]]:
-    """Workers by subject, in alphabetical order."""
+    """Workers by subject, in alphabetical order; those without a valid schema are told instead."""
     found: dict[str, list[tuple[WorkerInfo, EndpointInfo]]] = {}
     for worker in workers:
-        for endpoint in worker.endpoints:
-            if endpoint.is_tool:
+        for endpoint in filter(lambda each: each.is_tool, worker.endpoints):
+            try:
+                schema_hash(endpoint.tool)
+            except (msgspec.DecodeError, RecursionError) as error:
+                tell(f"{endpoint.subject}: a worker serves it without a valid schema: {error}")
+            else:
                 found.setdefault(endpoint.subject, []).append((worker, endpoint))
     return dict(sorted(found.items()))
 

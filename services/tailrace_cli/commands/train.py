@@ -20,10 +20,10 @@ from tailrace_cli.commands.options import (
     Overrides,
     Overwrite,
 )
-from tailrace_cli.commands.sweep import SweepRun, commands_of, sweep, sweep_runs
+from tailrace_cli.commands.sweep import SweepRun, commands_of, slots_of, sweep, sweep_runs
 from tailrace_cli.console import stdout, tell
 from tailrace_cli.exit_codes import INTERRUPTED
-from tailrace_cli.experiment import Experiment, load_given, locate, with_epochs
+from tailrace_cli.experiment import Experiment, load, load_given, locate, with_epochs
 from tailrace_cli.reporting.pages import RunReport
 from tailrace_cli.run_folders import RunFolder
 from tailrace_cli.summary import (
@@ -50,7 +50,8 @@ def train(
         str, typer.Option(help="Write the run's directory and last metrics there, as JSON.")
     ] = "",
     jobs: Annotated[
-        int, typer.Option(help="Runs of a sweep (seed=1,2,3) that go on at once.", min=1)
+        int,
+        typer.Option(help="Runs of a sweep (seed=1,2,3) at once; 0: as many as fit here.", min=0),
     ] = 1,
 ) -> None:
     """Train on a local cluster of every service; ends with a summary and report.html.
@@ -80,7 +81,8 @@ def _with_workflow(overrides: list[str] | None, workflow: str) -> list[str]:
 
 def _run_sweep(path: Path, swept: Sequence[SweepRun], jobs: int, *, overwrite: bool) -> int:
     runs = commands_of(path, swept, ["--overwrite"] if overwrite else [])
-    return sweep(runs, jobs, runs[0][0].path.parent)
+    slots = slots_of(load(path, swept[0].overrides), jobs)
+    return sweep(runs, slots, runs[0][0].path.parent)
 
 
 def run_training(experiment: Experiment, *, overwrite: bool, attachment: Attachment | None) -> int:

@@ -14,6 +14,8 @@ from tailrace_cli.importing.verl.settings import VERL
 SYSTEMS: dict[str, System] = {system.name: system for system in (ROLL, VERL, AREAL)}
 _UNKNOWN_KEY = re.compile(r"unknown key '([^']+)'")
 _MAX_NAMED = 3
+_OF_COMPOSITION = ("defaults", "hydra")
+_FEWEST, _SHARE = 8, 0.33  # of a file's settings that another system has; our own have up to 0.2
 
 
 def rules_named(name: str) -> Iterator[tuple[System, Rule]]:
@@ -33,6 +35,23 @@ def with_system(problem: str, content: Mapping[str, Any]) -> str:
     commands = " or ".join(f"`tailrace import-config {system.name} FILE`" for system in systems)
     ours = "".join(f"; {name} is {key} here" for name, key in _known(key, content))
     return f"unknown key {key!r}, which is of {titles}: {commands} translates a configuration{ours}"
+
+
+def whole_file_hint(content: Mapping[str, Any], path: str) -> str:
+    """Way out for a file that seems to be of another system; empty for any other."""
+    names = [
+        name
+        for key, value in content.items()
+        if key not in _OF_COMPOSITION
+        for name in _names_below(str(key), value)
+    ]
+    for system in SYSTEMS.values() if len(names) >= _FEWEST else ():
+        if sum(_has(system, name) for name in names) >= _SHARE * len(names):
+            return (
+                f"if it is a configuration of {system.title}, `tailrace import-config {system.name} "
+                f"{path} -o experiment.yaml` translates it"
+            )
+    return ""
 
 
 def _has(system: System, key: str) -> bool:

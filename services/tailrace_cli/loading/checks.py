@@ -18,8 +18,8 @@ from typing import IO, Any
 from tailrace.config import ConfigError, InvalidConfigError
 from tailrace.processes import WorkerProcess
 from tailrace_agents.config import AgentsConfig
-from tailrace_cli.cluster.plan import ServerAddresses, Site, check_gpus, service_environment
-from tailrace_cli.cluster.servers import nats_server_binary, redis_server_binary
+from tailrace_cli.cluster.plan import Site, check_gpus, service_environment
+from tailrace_cli.cluster.servers import ServerAddresses, nats_server_binary, redis_server_binary
 from tailrace_cli.experiment import Experiment, with_values
 from tailrace_cli.loading import fitting
 from tailrace_cli.loading.facts import Begin, Begun, Loaded, MachineFacts, ModelFacts, PromptFacts, Step

@@ -15,6 +15,7 @@ from tailrace_cli.experiment import Experiment
 from tailrace_cli.loading.facts import MachineFacts, ModelFacts
 
 GIB = 1 << 30
+HOST = "this machine"
 _HOST = -1  # place of a process that computes on no GPU
 _LOGIT_COPIES = 3  # float32 logits, their exponentials and their gradients
 _NORM_BYTES = (
@@ -70,7 +71,7 @@ def memory_of(experiment: Experiment, model: ModelFacts, machine: MachineFacts) 
     for where in sorted({where for user in users for where in user.places}):
         if where < num_gpus:
             yield Memory(
-                "this machine" if where == _HOST else f"GPU {where}",
+                HOST if where == _HOST else f"GPU {where}",
                 machine.host_bytes if where == _HOST else machine.gpu_bytes[where],
                 {user.name: user.places.count(where) * user.needs.least for user in users},
                 sum(user.places.count(where) * user.needs.activations for user in users),
@@ -90,7 +91,7 @@ def memory_table(memories: Sequence[Memory]) -> Iterator[str]:
         total = needs.least + needs.activations
         shown = [_short(size) for size in (*needs, total, capacity)]
         where = places[0] if len(places) == 1 else f"{places[0]} to {places[-1].split()[-1]}"
-        where = where.replace("this machine", "host")
+        where = where.replace(HOST, "host")
         yield f"{f'{user}, {where}':<24}" + "".join(f"{size:>7}" for size in shown)
 
 

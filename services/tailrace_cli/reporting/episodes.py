@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from tailrace_agents.adapters.kept_episodes import FOLDER, KeptEpisode
+from tailrace_cli.run_folders import DamagedRunError
 from tailrace_scheduler.core.evaluation import evaluation_of
 
 _MAX_CHARS = 6_000  # of a message
@@ -56,7 +57,10 @@ def _kept(folder: Path) -> Iterator[KeptEpisode]:
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_bytes().splitlines(keepends=True):
             if line.endswith(b"\n"):  # else torn: it is being written, or its writer was killed
-                yield decoder.decode(line)
+                try:
+                    yield decoder.decode(line)
+                except msgspec.DecodeError as error:
+                    raise DamagedRunError(file, error) from error
 
 
 def _chosen(episodes: Sequence[KeptEpisode]) -> Iterator[ShownEpisode]:

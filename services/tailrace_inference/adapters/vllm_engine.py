@@ -33,6 +33,7 @@ from tailrace_inference.adapters.staging import (
     unless_failed,
     write_model_folder,
 )
+from tailrace_inference.adapters.start_log import StartLog
 from tailrace_inference.adapters.vllm_arguments import check_engine_args, engine_arguments
 from tailrace_inference.adapters.vllm_calls import STREAM_TOKENS, SchedulerStats, VllmCall, queue_s
 from tailrace_inference.adapters.vllm_release import release_id
@@ -59,6 +60,7 @@ _CONTROL_S = 60.0  # deadline of a control call; a death ends it earlier
 _PING_S = 0.25  # between two questions whether the engine answers
 _HUNG_S = 1.0  # without an answer and without any processor time: stopped
 _STUCK_S = 120.0  # without an answer, but busy
+_IN_LOG = "See root cause above"  # in the error of a start whose engine core has told why
 _RETRY_AFTER_S = 0.5
 
 
@@ -114,13 +116,15 @@ class VllmEngine(StagedEngine):
         )
         os.environ[SERVER_PID] = str(os.getpid())
         os.environ["VLLM_RPC_BASE_PATH"] = folder
+        log_of_start = StartLog()
         build = partial(AsyncLLM.from_engine_args, args, stat_loggers=[lambda *_: self._stats])
         try:
             self._llm: AsyncLLM = await unless_failed(build, self._failure)
         except EngineFailedError:
             raise
         except (ValueError, RuntimeError) as error:
-            raise EngineRefusalError(f"vLLM does not start: {error}") from error
+            cause = log_of_start.cause() if _IN_LOG in str(error) else ""
+            raise EngineRefusalError(f"vLLM does not start: {cause or error}") from error
         dtype = self._llm.model_config.dtype
         self._stage = await asyncio.to_thread(HostStage, self._folder.path, dtype)
         if self._tokenizer is not None:

@@ -23,9 +23,8 @@ from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import load_extra
 from tailrace.log import get_logger
 from tailrace_sandbox.adapters.box import BoxAnswer, BoxCommand
-from tailrace_sandbox.adapters.docker import TOOLS
 from tailrace_sandbox.config import AgentSandboxConfig, SandboxConfig
-from tailrace_sandbox.ports import SandboxLostError
+from tailrace_sandbox.ports import TOOLS, SandboxLostError
 
 log = get_logger(__name__)
 

@@ -17,7 +17,7 @@ from tailrace_sandbox import metrics
 from tailrace_sandbox.adapters.box import Box, Boxes
 from tailrace_sandbox.adapters.box_calls import called
 from tailrace_sandbox.config import CallLimits, SandboxConfig
-from tailrace_sandbox.ports import Execution, SandboxLostError, Work
+from tailrace_sandbox.ports import TOOLS, Execution, SandboxLostError, Work
 
 log = get_logger(__name__)
 
@@ -46,7 +46,7 @@ class BoxSandbox:
                 box = await self._boxes.open(work.mode, "")
                 began_s = time.perf_counter()
                 try:
-                    outcome = await called(box, work, self._config.limits)
+                    outcome = await called(box, work, self._config.limits_of(TOOLS[work.mode]))
                 except SandboxLostError as error:
                     metrics.LOST_ZYGOTES.inc()
                     log.warning("the container of a call was lost", reason=str(error))
@@ -63,7 +63,9 @@ class BoxSandbox:
         with ExitStack() as undo:
             undo.callback(self._session_room.release)
             session = BoxSession(
-                lambda: self._boxes.open(mode, image), self._config.limits, self._session_room.release
+                lambda: self._boxes.open(mode, image),
+                self._config.limits_of(TOOLS[mode]),
+                self._session_room.release,
             )
             await session.open()
             undo.pop_all()

@@ -19,7 +19,7 @@ from tailrace.log import get_logger
 from tailrace_sandbox.adapters.box import BoxAnswer, BoxCommand
 from tailrace_sandbox.adapters.docker_program import Docker
 from tailrace_sandbox.config import CallLimits, DockerConfig, SandboxConfig
-from tailrace_sandbox.ports import SandboxLostError
+from tailrace_sandbox.ports import TOOLS, SandboxLostError
 
 log = get_logger(__name__)
 
@@ -46,7 +46,7 @@ class DockerBoxes:
 
     def __init__(self, config: SandboxConfig) -> None:
         self._config = config.docker
-        self._limits = config.limits
+        self._limits_of = config.limits_of
         self._docker = Docker(config.docker.program)
         self._owner = own_process()
         self._guard: asyncio.subprocess.Process | None = None
@@ -104,9 +104,10 @@ class DockerBoxes:
             raise ValueError(
                 f"the image {image!r} of this task matches none of sandbox.docker.task_images: add it"
             )
-        image = image or config.images.get(TOOLS[mode], config.image)
+        tool = TOOLS[mode]
+        image = image or config.images.get(tool, config.image)
         name = f"tailrace-{uuid.uuid4().hex}"
-        argv = run_command(config, self._limits, image, name, self._owner)
+        argv = run_command(config, self._limits_of(tool), image, name, self._owner)
         started = False
         try:
             code, _, error = await self._docker.order(*argv, within_s=config.pull_s)
@@ -127,9 +128,6 @@ class DockerBoxes:
         if self._guard is not None:
             self._guard.kill()
             await self._guard.wait()
-
-
-TOOLS = {"python": "python", "shell": "shell", "kept_shell": "shell", "session": "python_session"}
 
 
 def run_command(

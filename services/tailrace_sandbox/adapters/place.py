@@ -107,9 +107,7 @@ async def prepare(
     metrics.TIER.labels(found).set(1)
     if found != "full":
         log.warning("tool code is not fully confined", tier=found)
-    python = config.python or _interpreter(features.own_user)
-    if shutil.which(python) is None:
-        raise ConfigError(f"sandbox.python: {python} is no program here; leave it out, or name another")
+    python = _program(config.python or _interpreter(features.own_user))
     base, lock = _make_base(config.workspace_dir, features.own_user)
     groups = _open_groups()
     log.info("sandbox", tier=found, landlock_abi=features.landlock_abi, python=python, base=base)
@@ -178,6 +176,14 @@ def _remove(base: str) -> None:
             else:
                 os.unlink(entry.path)
         os.rmdir(base)
+
+
+def _program(name: str) -> str:
+    """Path of a program, for processes that start elsewhere."""
+    found = shutil.which(name)
+    if found is None:
+        raise ConfigError(f"sandbox.python: {name} is no program here; leave it out, or name another")
+    return os.path.abspath(found)
 
 
 def _interpreter(other_user: bool) -> str:

@@ -21,7 +21,7 @@ from tailrace_sandbox.adapters.session import PythonSession
 from tailrace_sandbox.adapters.zygote import ZygoteClient
 from tailrace_sandbox.core.limits import Limits
 from tailrace_sandbox.engine import files
-from tailrace_sandbox.ports import Execution, SandboxLostError, Work
+from tailrace_sandbox.ports import TOOLS, Execution, SandboxLostError, Work
 
 log = get_logger(__name__)
 
@@ -40,6 +40,14 @@ class Owned:
         self.zygote = zygote
         self._group = group
         self._claim = claim
+        self._limited: tuple[int, int, int] | None = None  # bounds that the group has
+
+    def limit(self, limits: Limits) -> None:
+        """Give the group the bounds of the next call."""
+        bounds = limits.memory_bytes, limits.disk_bytes, limits.max_processes
+        if self._group is not None and bounds != self._limited:
+            self._group.limit(limits)
+            self._limited = bounds
 
     async def close(self) -> None:
         """End it, remove its group, then give its user back."""
@@ -61,9 +69,9 @@ class Runner:
         self._idle: list[Owned] = []
         self._closing: set[asyncio.Task[None]] = set()
 
-    def limits(self, wall_s: float) -> Limits:
-        """Of a call that may take `wall_s`."""
-        given = self._config.limits
+    def limits(self, mode: str, wall_s: float) -> Limits:
+        """Of a call of this mode that may take `wall_s`."""
+        given = self._config.limits_of(TOOLS[mode])
         return Limits(
             wall_s=min(wall_s, given.max_wall_s),
             cpu_s=given.cpu_s,
@@ -78,16 +86,17 @@ class Runner:
 
     async def start(self) -> None:
         """See `Sandbox`. Starts one zygote: mistakes show now and the first call need not wait."""
-        async with self._zygote():
+        async with self._zygote(self.limits("python", 0)):
             pass
 
     async def run(self, work: Work) -> Execution:
         """See `Sandbox`."""
         for _ in range(_MAX_LOSSES):
-            async with self._zygote() as zygote:
+            limits = self.limits(work.mode, work.wall_s)
+            async with self._zygote(limits) as zygote:
                 started_s = time.perf_counter()
                 try:
-                    outcome = await self._run(zygote, work, self.limits(work.wall_s))
+                    outcome = await self._run(zygote, work, limits)
                 except SandboxLostError as error:
                     zygote.is_lost = True
                     log.warning("the process of a call was lost", reason=str(error))
@@ -100,10 +109,12 @@ class Runner:
         """See `Sandbox`. Waits until there is room for one more session."""
         if mode != "session" or image:
             raise ValueError("sandbox.backend process has no images: use docker or agent_sandbox")
+        given = self._config.limits_of(TOOLS[mode])
+        limits = self.limits(mode, given.max_wall_s)
         await self._session_room.acquire()
         with ExitStack() as undo:
             undo.callback(self._session_room.release)
-            owned = await self._started()
+            owned = await self._started(limits)
             undo.pop_all()
         metrics.SESSIONS.inc()
 
@@ -112,8 +123,7 @@ class Runner:
             self._session_room.release()
             await owned.close()
 
-        limits = self.limits(self._config.limits.max_wall_s)
-        return PythonSession(owned.zygote, limits, self._config.limits.max_transfer_bytes, end)
+        return PythonSession(owned.zygote, limits, given.max_transfer_bytes, end)
 
     async def close(self) -> None:
         """End all idle zygotes and remove the folder; calls must be over."""
@@ -126,7 +136,7 @@ class Runner:
             self._close_later(self._idle.pop())
         await asyncio.gather(*self._closing)
 
-    async def _started(self) -> Owned:
+    async def _started(self, limits: Limits) -> Owned:
         place = self._place
         async with AsyncExitStack() as undo:
             uid, claim = place.claim_user()
@@ -138,18 +148,20 @@ class Runner:
             zygote = await ZygoteClient.start(place.python, place.start_argument(uid, group))
             if group is not None:
                 undo.push_async_callback(zygote.close)
-                group.limit(self.limits(0))
+            owned = Owned(zygote, group, claim)
+            owned.limit(limits)
             undo.pop_all()
-        return Owned(zygote, group, claim)
+        return owned
 
     @asynccontextmanager
-    async def _zygote(self) -> AsyncIterator[ZygoteClient]:
+    async def _zygote(self, limits: Limits) -> AsyncIterator[ZygoteClient]:
         async with self._room:
             while self._idle and self._idle[-1].zygote.is_lost:
                 self._close_later(self._idle.pop())
-            owned = self._idle.pop() if self._idle else await self._started()
+            owned = self._idle.pop() if self._idle else await self._started(limits)
             ended_in_order = False
             try:
+                owned.limit(limits)
                 yield owned.zygote
                 ended_in_order = True
             finally:
@@ -189,9 +201,9 @@ class Runner:
 
     async def _collect(self, zygote: ZygoteClient, work: Work) -> files.Collected:
         """Files of the call that ended, read by another confined process; then the folder goes."""
-        max_bytes = self._config.limits.max_transfer_bytes
+        max_bytes = self._config.limits_of(TOOLS[work.mode]).max_transfer_bytes
         payload = {"patterns": work.outputs, "max_bytes": max_bytes}
-        limits = self.limits(_COLLECT_S)
+        limits = self.limits(work.mode, _COLLECT_S)
         outputs = (Output(max_bytes + files.MAX_OTHER_BYTES, lambda: None), Output(4096, lambda: None))
         try:
             zygote.start_call("collect", payload, "", limits, outputs, closes_after=True)

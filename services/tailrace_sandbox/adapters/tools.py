@@ -1,8 +1,10 @@
 """The tools that models call: `python`, `shell` and `python_session`."""
 
+import asyncio
 import base64
 import binascii
 import signal
+from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
@@ -11,7 +13,7 @@ import msgspec
 from tailrace.log import get_logger
 from tailrace.sdk.tool import Tool, ToolOffer, ToolOutput, ToolSession, ToolUnavailableError
 from tailrace_sandbox import metrics
-from tailrace_sandbox.config import SandboxConfig
+from tailrace_sandbox.config import CallLimits, SandboxConfig
 from tailrace_sandbox.ports import Execution, Sandbox, SandboxLostError, SandboxSession, Work
 
 log = get_logger(__name__)
@@ -98,13 +100,14 @@ class PythonTool(Tool):
 
     async def execute(self, arguments: dict[str, Any]) -> ToolOutput:
         """See `Tool`."""
-        work = _work(self.mode, arguments[self.argument], arguments, self._config)
+        limits = self._config.limits_of(self.name)
+        work = _work(self.mode, arguments[self.argument], arguments, limits)
         try:
             outcome = await self._sandbox.run(work)
         except SandboxLostError as error:
             metrics.CALLS.labels(self.name, "lost").inc()
             raise ToolUnavailableError(str(error)) from error
-        return _result(self.name, work, outcome, self._config)
+        return _result(self.name, work, outcome, limits)
 
 
 class ShellTool(PythonTool):
@@ -151,7 +154,8 @@ class PythonSessionTool(Tool):
 
     async def execute(self, arguments: dict[str, Any]) -> ToolOutput:
         """See `Tool`. A session that is lost is no failure of the episode: the model is told."""
-        work = _work(self.mode, arguments[self.argument], arguments, self._config)
+        limits = self._config.limits_of(self.name)
+        work = _work(self.mode, arguments[self.argument], arguments, limits)
         try:
             if self._session is None:
                 self._session = await self._opened()
@@ -165,7 +169,7 @@ class PythonSessionTool(Tool):
             metrics.CALLS.labels(self.name, "lost").inc()
             await self.release()
             return ToolOutput(f"[{_SESSION_LOST}]", is_error=True)
-        return _result(self.name, work, outcome, self._config)
+        return _result(self.name, work, outcome, limits)
 
     async def release(self) -> None:
         """See `Tool`."""
@@ -188,26 +192,32 @@ class KeptShellTool(PythonSessionTool):
 
 
 def offers(sandbox: Sandbox, config: SandboxConfig) -> tuple[ToolOffer, ...]:
-    """All three tools, with timeouts above their own limits."""
-    timeout_s = config.limits.max_wall_s + _EXTRA_S
+    """All three tools, with timeouts above their own limits.
+
+    Calls of `python` and `shell` beyond `max_concurrency` wait before their time begins.
+    """
     python, shell = PythonTool(sandbox, config), ShellTool(sandbox, config)
-    of_shell = (
-        ToolOffer.of(KeptShellTool, lambda: KeptShellTool(sandbox, config), timeout_s=timeout_s)
+    made: tuple[tuple[type[Tool], Callable[[], Tool]], ...] = (
+        (PythonTool, lambda: python),
+        (KeptShellTool, lambda: KeptShellTool(sandbox, config))
         if config.keep_shell
-        else ToolOffer.of(ShellTool, lambda: shell, timeout_s=timeout_s)
+        else (ShellTool, lambda: shell),
+        (PythonSessionTool, lambda: PythonSessionTool(sandbox, config)),
     )
-    return (
-        ToolOffer.of(PythonTool, lambda: python, timeout_s=timeout_s),
-        of_shell,
+    room = asyncio.Semaphore(config.max_concurrency)
+    return tuple(
         ToolOffer.of(
-            PythonSessionTool, lambda: PythonSessionTool(sandbox, config), timeout_s=timeout_s
-        ),
+            kind,
+            make,
+            room=None if kind.is_stateful else room,
+            timeout_s=config.limits_of(kind.name).max_wall_s + _EXTRA_S,
+        )
+        for kind, make in made
     )
 
 
-def _work(mode: str, code: str, arguments: dict[str, Any], config: SandboxConfig) -> Work:
+def _work(mode: str, code: str, arguments: dict[str, Any], limits: CallLimits) -> Work:
     files = {name: _bytes_of(name, content) for name, content in arguments.get("files", {}).items()}
-    limits = config.limits
     if sum(map(len, files.values())) > limits.max_transfer_bytes:
         raise ValueError(f"files: more than {limits.max_transfer_bytes} bytes")
     return Work(
@@ -220,8 +230,7 @@ def _work(mode: str, code: str, arguments: dict[str, Any], config: SandboxConfig
     )
 
 
-def _result(tool: str, work: Work, outcome: Execution, config: SandboxConfig) -> ToolOutput:
-    limits = config.limits
+def _result(tool: str, work: Work, outcome: Execution, limits: CallLimits) -> ToolOutput:
     shown: dict[str, float] = {
         "wall_s": work.wall_s,
         "memory_bytes": limits.memory_bytes,

@@ -28,7 +28,10 @@ _FILE_ONLY = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _TCP = 0b11  # bind, connect
 _SCOPES = 0b11  # abstract sockets, signals
 
-SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives")
+SYSTEM_FOLDERS = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives",
+    "/etc/fonts",  # plots ask fontconfig, which warns without its configuration
+)  # fmt: skip
 SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/dev/random", "/dev/urandom")
 _SHARED_DEVICE = "/dev/null"
 _ADDRESS_SPACE_BYTES = 4096 * MIB

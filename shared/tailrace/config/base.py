@@ -10,9 +10,10 @@ class ConfigError(ValueError):
 
 
 class InvalidConfigError(ConfigError):
-    """Everything that is wrong with one file. Attribute: `problems`, a line for each."""
+    """Everything that is wrong with one file. Attributes: `source`, and `problems`, a line for each."""
 
     def __init__(self, source: str, problems: Sequence[str]) -> None:
+        self.source = source
         self.problems = tuple(problems)
         several = "".join(f"\n  {problem}" for problem in self.problems)
         found = self.problems[0] if len(self.problems) == 1 else f"{len(problems)} problems:{several}"

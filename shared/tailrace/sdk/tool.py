@@ -5,6 +5,7 @@ event loop and must not block. The model sees an exception of a tool as an error
 `ToolUnavailableError`: then the answer of the tool is unknown.
 """
 
+import asyncio
 import inspect
 import re
 from collections.abc import Awaitable, Callable
@@ -123,15 +124,27 @@ class FunctionTool:
 
 
 class ToolOffer:
-    """Class of tools with a factory of its objects, for constructors that need arguments."""
+    """Class of tools with a factory of its objects, for constructors that need arguments.
 
-    def __init__(self, spec: ToolSpec, make: Callable[[], Tool]) -> None:
+    `room`: bounds the calls of one or several tools that run at once; the wait for it takes no time of
+    a call.
+    """
+
+    def __init__(
+        self, spec: ToolSpec, make: Callable[[], Tool], room: asyncio.Semaphore | None = None
+    ) -> None:
         self.spec = spec
+        self.room = room
         self._make = make
 
     @classmethod
     def of(
-        cls, kind: type[Tool], make: Callable[[], Tool] | None = None, **changes: Any
+        cls,
+        kind: type[Tool],
+        make: Callable[[], Tool] | None = None,
+        *,
+        room: asyncio.Semaphore | None = None,
+        **changes: Any,
     ) -> "ToolOffer":
         """Offers `kind` with the factory `make`; `changes` are made to its spec: `timeout_s=5`."""
         spec = ToolSpec(
@@ -143,7 +156,7 @@ class ToolOffer:
             timeout_s=kind.timeout_s,
             max_result_bytes=kind.max_result_bytes,
         )
-        return cls(msgspec.structs.replace(spec, **changes), make or kind)
+        return cls(msgspec.structs.replace(spec, **changes), make or kind, room)
 
     def __call__(self) -> Tool:
         """Makes a new object."""

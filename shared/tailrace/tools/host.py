@@ -8,6 +8,7 @@ each object whose `create` began, after its last `execute` ended or was cancelle
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -155,15 +156,24 @@ class ToolHost:
         offer = self._offers.get(name)
         return offer.spec if offer else None
 
+    @property
+    def num_objects(self) -> int:
+        """Number of objects of stateful tools."""
+        return len(self._sessions)
+
+    def opens(self, request: CallTool) -> bool:
+        """Tells whether a call needs a new object of a stateful tool."""
+        is_new = (request.session_id, request.name) not in self._sessions
+        return request.opens_session and is_new and self._offers[request.name].spec.is_stateful
+
     def open(self, request: CallTool) -> None:
         """Starts to create the object of a stateful tool, if this call opens a session."""
         offer = self._offers[request.name]
-        key = (request.session_id, request.name)
-        is_new = request.opens_session and key not in self._sessions
-        if is_new and isinstance(offer, ToolOffer) and offer.spec.is_stateful:
+        if self.opens(request) and isinstance(offer, ToolOffer):
             session = ToolSession(
                 request.session_id, request.episode_id, request.run, request.create_kwargs
             )
+            key = (request.session_id, request.name)
             self._sessions[key] = SessionTool(offer, session, self._runner)
 
     async def run(self, request: CallTool) -> ToolResult:
@@ -194,7 +204,8 @@ class ToolHost:
             arguments = self._checks[request.name](request.arguments)
         except ArgumentsError as error:
             return error_result(request, ToolErrorKind.INVALID_ARGUMENTS, f"invalid arguments: {error}")
-        async with self._slots:
+        room = offer.room if isinstance(offer, ToolOffer) else None
+        async with room or nullcontext(), self._slots:
             self.num_running += 1
             metrics.RUNNING.inc()
             try:

@@ -50,7 +50,8 @@ class ToolWorker:
     """Worker that serves tools until `drain`; with `run` for this run only, before workers of all runs.
 
     `max_concurrency` calls run and `max_waiting` calls wait (default: the same number); the worker
-    refuses further calls. `redis` stores results too large for a message.
+    refuses further calls, and those that need a new object beside `max_sessions` (0: any number).
+    `redis` stores results too large for a message.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class ToolWorker:
         *,
         max_concurrency: int = DEFAULT_MAX_CONCURRENCY,
         max_waiting: int | None = None,
+        max_sessions: int = 0,
         run: str = "",
         worker_id: str = "",
         redis: StoreConnection | None = None,
@@ -68,6 +70,7 @@ class ToolWorker:
         self.host = ToolHost(tools, max_concurrency)
         self._bus = bus
         self._max_calls = max_concurrency + (max_concurrency if max_waiting is None else max_waiting)
+        self._max_sessions = max_sessions
         self._claims = ClaimCheck(bus, redis)
         self._replies = Replies(bus, self._claims)
         self._calls = WorkerCalls()
@@ -151,7 +154,7 @@ class ToolWorker:
             return
         if not self._has_room(request):
             metrics.REFUSED.labels(request.name).inc()
-            await self._refuse_full(to)
+            await self._refuse_full(request, to)
             return
         call = self._calls.begin(request, to)
         self.host.open(request)
@@ -181,15 +184,24 @@ class ToolWorker:
     def _has_room(self, request: CallTool) -> bool:
         if self._is_draining and request.session_id not in self.host.session_ids:
             return False
+        if self._lacks_object(request):
+            return False
         return len(self._calls.running) + self.host.num_abandoned < self._max_calls
 
-    async def _refuse_full(self, to: ReplyTo) -> None:
+    def _lacks_object(self, request: CallTool) -> bool:
+        """True if the call needs an object that may not be made now."""
+        is_full = 0 < self._max_sessions <= self.host.num_objects
+        return is_full and self.host.opens(request)
+
+    async def _refuse_full(self, request: CallTool, to: ReplyTo) -> None:
         if self._is_draining:
             await self._replies.refuse(to, CallErrorCode.NOT_READY, "shutting down", RETRY_AFTER_MIN_S)
             return
         retry_after_s = min(max(self._mean_call_s / 2, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)
         num_running, num_abandoned = len(self._calls.running), self.host.num_abandoned
         reason = f"{num_running} calls here, {num_abandoned} abandoned calls still run"
+        if self._lacks_object(request):
+            reason = f"{self.host.num_objects} sessions are open, and no more may be"
         await self._replies.refuse(to, CallErrorCode.OVERLOADED, reason, retry_after_s)
 
     async def _serve(self, call: RunningCall, accepted: ToolAccepted, traceparent: str) -> None:

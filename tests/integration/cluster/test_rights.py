@@ -24,8 +24,14 @@ from tailrace.store import (
     Versions,
     connect,
 )
-from tailrace_cli.cluster.plan import ServerAddresses, connection_environment
-from tailrace_cli.cluster.servers import Credentials, choose_port, nats_command, redis_command
+from tailrace_cli.cluster.servers import (
+    Credentials,
+    ServerAddresses,
+    choose_port,
+    connection_environment,
+    nats_command,
+    redis_command,
+)
 from tailrace_cli.config import ClusterConfig
 from tailrace_protos import subjects
 from tailrace_protos.episode import Outcome

@@ -24,13 +24,14 @@ from tailrace.bus import Bus
 from tailrace.config import Endpoints
 from tailrace.store import connect
 from tailrace.tools import EpisodeTools, ToolClient, ToolDeadlines
-from tailrace_cli.cluster.plan import (
+from tailrace_cli.cluster.plan import Site, service_specs
+from tailrace_cli.cluster.servers import (
+    Credentials,
     ServerAddresses,
-    Site,
     connection_environment,
-    service_specs,
+    nats_command,
+    redis_command,
 )
-from tailrace_cli.cluster.servers import Credentials, nats_command, redis_command
 from tailrace_cli.config import ClusterConfig
 from tailrace_protos.chat import ToolCall
 from tailrace_protos.tool import ToolResult

@@ -8,10 +8,11 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tailrace_sandbox.adapters.tools import PythonTool
+from tailrace_sandbox.adapters.tools import PythonSessionTool, PythonTool
 from tailrace_sandbox.config import CallLimits, SandboxConfig
 from tailrace_sandbox.ports import Execution, SandboxSession, Work
 from tests.integration.sandbox.box import Box
@@ -53,6 +54,10 @@ def tuned() -> Iterator[Tuned]:
             preload=("colorsys",),
             readable=(str(folder / "data"),),
             workspace_dir=str(folder),
+            tool_limits={
+                "shell": {"max_output_bytes": 500, "max_transfer_bytes": 2000, "max_open_files": 30},
+                "python_session": {"wall_s": 5.0, "max_output_bytes": 600},
+            },
         )
         box = Box(config)
         yield Tuned(box, folder, config)
@@ -84,6 +89,44 @@ def test_folders_of_calls_are_made_where_the_configuration_says(tuned: Tuned) ->
 def test_output_beyond_the_limit_is_cut(tuned: Tuned) -> None:
     outcome = tuned.box.python("print('x' * 1000)")
     assert (len(outcome.stdout), outcome.is_cut, outcome.is_ok) == (400, True, True)
+
+
+def test_each_tool_has_limits_of_its_own_and_the_others_of_all(tuned: Tuned) -> None:
+    box, config = tuned.box, tuned.config
+    assert len(box.python("print('x' * 1000)").stdout) == 400
+    assert len(box.shell("printf 'x%.0s' $(seq 1000)").stdout) == 500
+    assert box.shell("ulimit -n; ulimit -t").stdout.split() == ["30", "77"]
+    assert "Too many open files" in box.python("f = [open('/dev/null') for _ in range(25)]").stderr
+    handed_out = box.shell("printf 'x%.0s' $(seq 1500) >f", outputs=("f",))
+    assert len(handed_out.files["f"]) == 1500
+
+    async def session() -> tuple[str, float]:
+        tool = PythonSessionTool(box.runner, config)
+        told = await tool.execute({"code": "print('x' * 1000)"})
+        remembering = Remembering()
+        await PythonTool(remembering, config).execute({"code": ""})
+        await tool.release()
+        return told.content, remembering.work.wall_s
+
+    shown, python_wall_s = box.wait(session())
+    assert shown == f"{'x' * 600}\n[output was cut]"
+    assert python_wall_s == LIMITS.wall_s
+    assert config.limits_of("python_session").wall_s == 5.0
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"bash": {"wall_s": 1.0}}, "tool_limits: 'bash' is none of the tools python, shell"),
+        ({"shell": {"memory": 1}}, r"tool_limits\.shell: 'memory' is none of the limits wall_s"),
+        ({"shell": {"wall_s": 99.0}}, r"tool_limits\.shell: .*max_wall_s"),
+        ({"python": {"max_files": 0}}, r"tool_limits\.python: .*must be positive"),
+        ({"python": {"max_files": 1.5}}, r"tool_limits\.python: Expected `int`"),
+    ],
+)
+def test_limits_of_a_tool_that_cannot_be_are_named(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        SandboxConfig(tool_limits=given)
 
 
 def test_open_files_are_limited(tuned: Tuned, box: Box) -> None:
@@ -127,7 +170,7 @@ class Remembering:
 
 
 def test_a_call_may_not_ask_for_more_time_than_the_most(tuned: Tuned) -> None:
-    assert tuned.box.runner.limits(1e9).wall_s == 45.0
+    assert tuned.box.runner.limits("python", 1e9).wall_s == 45.0
     sandbox = Remembering()
     asyncio.run(PythonTool(sandbox, tuned.config).execute({"code": "", "timeout_s": 1e9}))
     assert sandbox.work.wall_s == 45.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 
 import pytest
@@ -27,3 +28,8 @@ async def test_shell_and_python_have_the_same_interpreter(call: Call) -> None:
     shell = await call("shell", command="python3 -c 'import sys; print(sys.prefix, sys.version)'")
     python = await call("python", code="import sys; print(sys.prefix, sys.version)")
     assert shell.content == python.content
+
+
+@pytest.mark.skipif(shutil.which("fc-list") is None, reason="no fontconfig on this machine")
+async def test_fonts_are_found_without_a_warning(call: Call) -> None:
+    assert "Fontconfig" not in (await call("shell", command="fc-list")).content

@@ -19,7 +19,14 @@ from typer.testing import CliRunner
 
 from tailrace.config import ConfigError
 from tailrace.tools.mcp import McpServer
-from tailrace_cli.cluster.servers import NATS_URL, Credentials, nats_command, nats_of
+from tailrace_cli.cluster.servers import (
+    NATS_URL,
+    REDIS_URL,
+    Credentials,
+    nats_command,
+    redis_command,
+    servers_of,
+)
 from tailrace_cli.commands.tools import app
 from tailrace_cli.config import ClusterConfig
 from tests.world.servers import ServerProcess, free_port, wait_for_port
@@ -39,11 +46,11 @@ def run(nats_url: str, *arguments: str) -> Result:
 
 
 @contextmanager
-def serving(nats_url: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def serving(nats_url: str, *arguments: str, folder: Path = EXAMPLES) -> Iterator[subprocess.Popen[str]]:
     """`tailrace tools serve` until the end of the block, once it says that it serves."""
     process = subprocess.Popen(
         [*TAILRACE, "serve", *arguments],
-        cwd=EXAMPLES,
+        cwd=folder,
         env=environment(nats_url),
         stderr=subprocess.PIPE,
         text=True,
@@ -192,8 +199,20 @@ def test_a_run_directory_names_servers_and_credentials(guarded_run: Path) -> Non
         assert run("nats://127.0.0.1:1", *argv).stdout == "5.5\n"
 
 
-def test_no_nats_and_no_run_are_errors(tmp_path: Path) -> None:
-    for arguments in (("ls",), ("call", "add")):
+def test_a_run_directory_carries_results_that_are_too_large_for_a_message(
+    guarded_run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "large_tools.py").write_text(
+        "from tailrace import tool\n@tool\ndef large(n: int) -> str:\n    'Long.'\n    return 'x' * n\n"
+    )
+    with serving("", "large_tools:large", "--run-dir", str(guarded_run), folder=tmp_path):
+        argv = ("call", "large", '{"n": 3000000}', "--run-dir", str(guarded_run))
+        assert run("", *argv).stdout == "x" * 3_000_000 + "\n"
+
+
+def test_no_nats_and_no_run_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    for arguments in (("ls",), ("call", "add"), ("serve", "my_tools:add")):
         result = run(f"nats://127.0.0.1:{free_port()}", *arguments)
         assert isinstance(result.exception, ConfigError)
         assert "no NATS answers at" in str(result.exception)
@@ -203,10 +222,11 @@ def test_no_nats_and_no_run_are_errors(tmp_path: Path) -> None:
 
 
 def test_what_a_user_may_not_do_is_an_error(guarded_run: Path) -> None:
-    url, passwords = nats_of(guarded_run)
-    arguments = ("ls", "--user", "learner", "--password", passwords["learner"])
+    servers = servers_of(guarded_run)
+    url, password = servers.nats_url, servers.nats_passwords["learner"]
+    arguments = ("ls", "--user", "learner", "--password", password)
     assert "may not do this" in str(run(url, *arguments).exception)
-    serve = ("serve", "my_tools:add", "--user", "learner", "--password", passwords["learner"])
+    serve = ("serve", "my_tools:add", "--user", "learner", "--password", password)
     options = {"cwd": EXAMPLES, "env": environment(url), "timeout": 240, "check": False}
     refused = subprocess.run([*TAILRACE, *serve], capture_output=True, text=True, **options)
     assert refused.returncode == 2
@@ -230,14 +250,18 @@ def test_workers_of_one_tool_with_different_schemas_are_told(
 
 @pytest.fixture(scope="module")
 def guarded_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Directory of a run with its own nats-server, as the local cluster makes both."""
+    """Directory of a run with servers of its own, as the local cluster makes them."""
     run_dir = tmp_path_factory.mktemp("runs") / "guarded"
-    state_dir, port = run_dir / "state", free_port()
+    state_dir = run_dir / "state"
     state_dir.mkdir(parents=True)
-    keys = Credentials.load_or_make(state_dir)
-    (state_dir / NATS_URL).write_text(f"nats://127.0.0.1:{port}")
-    argv = nats_command(ClusterConfig(), state_dir, port, "guarded", keys)
-    server = ServerProcess(argv, port, f"nats://127.0.0.1:{port}")
-    server.start()
+    keys, servers = Credentials.load_or_make(state_dir), []
+    for name, command in ((NATS_URL, nats_command), (REDIS_URL, redis_command)):
+        port = free_port()
+        url = f"{name.partition('_')[0]}://127.0.0.1:{port}"
+        (state_dir / name).write_text(url)
+        argv = command(ClusterConfig(), state_dir, port, "guarded", keys)
+        servers.append(ServerProcess(argv, port, url))
+        servers[-1].start()
     yield run_dir
-    server.kill()
+    for server in servers:
+        server.kill()

@@ -7,13 +7,17 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
+import nats.micro
 import pytest
+from click.testing import Result
 from nats.micro.request import Request
+from typer.testing import CliRunner
 
 from tailrace.bus import Bus
 from tailrace.sdk.tool import as_offer, tool
 from tailrace.tools import ToolClient
-from tailrace.tools.discovery import Registration
+from tailrace.tools.discovery import SERVICE_NAME, Registration
+from tailrace_cli.commands.tools import app
 from tailrace_protos.chat import ToolCall
 from tests.integration.tools.conftest import Serve
 from tests.world.servers import ServerProcess
@@ -96,3 +100,31 @@ async def test_a_worker_that_answers_anything_costs_its_own_call_alone(
         assert told.infra_error or told.is_error
         assert (await tools.call(ToolCall("d", "honest", "{}"))).content == "as always"
     assert [task for task in asyncio.all_tasks() if task.done() and task.exception()] == []
+
+
+@pytest.mark.parametrize("schema", ["{", '"text"', '{"a":' * 20_000])
+async def test_a_worker_without_a_valid_schema_hides_no_other_one_from_the_list(
+    nats_server: ServerProcess, serve: Serve, bus: Bus, schema: str
+) -> None:
+    await serve(honest)
+    stranger = await Bus.connect(endpoints_of(nats_server.url), name="stranger")
+    micro = await nats.micro.add_service(stranger.connection.client, name=SERVICE_NAME, version="1.0.0")
+
+    async def handle(_request: Request) -> None: ...
+
+    subject = f"{bus.run}.tool.evil"
+    metadata = {"tool": "evil", "schema": schema}
+    await micro.add_endpoint(name="evil", subject=subject, handler=handle, metadata=metadata)
+
+    def list_tools() -> Result:
+        return CliRunner().invoke(app, ["ls", "--nats", nats_server.url], catch_exceptions=False)
+
+    try:
+        async with asyncio.timeout(60):
+            while True:  # a busy worker may answer too late for one list
+                listed = await asyncio.to_thread(list_tools)
+                if f"({bus.run}.tool.honest)" in listed.stdout and subject in listed.stderr:
+                    break
+    finally:
+        await stranger.close()
+    assert f"{subject}: a worker serves it without a valid schema" in listed.stderr

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from typing import Any, ClassVar
 
 import pytest
 
 from tailrace.bus import Bus
-from tailrace.sdk.tool import ToolOutput, ToolUnavailableError, tool
+from tailrace.sdk.tool import Tool, ToolOffer, ToolOutput, ToolUnavailableError, tool
 from tailrace.store import StoreConnection
 from tailrace.tools import ToolClient, ToolErrorKind
 from tailrace_protos import subjects
@@ -77,6 +78,41 @@ async def test_a_caller_may_give_less_time_than_the_tool_has(client: ToolClient,
     async with client.session("e", ["slow"]) as tools:
         result = await tools.call(call("slow"), timeout_s=0.1)
     assert result.content == "slow did not answer within 0.1 s"
+
+
+class Held(Tool):
+    """Ends when it is let go."""
+
+    name = "held"
+    description = "Wait."
+    parameters: ClassVar[dict[str, Any]] = {"type": "object", "properties": {}}
+    is_stateful = False
+
+    def __init__(self, gate: asyncio.Event, begun: asyncio.Event) -> None:
+        self.gate = gate
+        self.begun = begun
+
+    async def execute(self, arguments: dict[str, Any]) -> str:
+        self.begun.set()
+        await self.gate.wait()
+        return "over"
+
+
+async def test_the_wait_for_room_that_tools_share_takes_no_time_of_a_call(
+    client: ToolClient, serve: Serve
+) -> None:
+    room, gate, begun, other = asyncio.Semaphore(1), asyncio.Event(), asyncio.Event(), asyncio.Event()
+    first = ToolOffer.of(Held, lambda: Held(gate, begun), room=room)
+    second = ToolOffer.of(Held, lambda: Held(gate, other), room=room, name="brief", timeout_s=0.2)
+    await serve(first, second)
+    async with client.session("e", ["held", "brief"]) as tools:
+        holding = asyncio.create_task(tools.call(call("held")))
+        await begun.wait()
+        waiting = asyncio.create_task(tools.call(call("brief")))
+        await asyncio.wait({waiting}, timeout=1.0)
+        assert not other.is_set()
+        gate.set()
+        assert [(await each).content for each in (holding, waiting)] == ["over", "over"]
 
 
 async def test_a_function_that_blocks_for_ever_is_abandoned_and_counted(

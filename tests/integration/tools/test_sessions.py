@@ -14,7 +14,7 @@ from tailrace.tools import ToolClient
 from tailrace_protos.chat import ToolCall
 from tests.integration.tools.conftest import SHORT_DEADLINES, Serve
 from tests.world.servers import ServerProcess
-from tests.world.serving import endpoints_of, eventually
+from tests.world.serving import endpoints_of, eventually, metric
 
 
 class Counter(Tool):
@@ -209,3 +209,22 @@ async def test_a_draining_worker_keeps_its_sessions_until_they_end(
         assert (await tools.call(add(1))).content == "w:2"
     await draining
     assert log == ["create e", "release e"]
+
+
+async def test_a_session_too_many_waits_at_its_caller_until_another_ends(
+    client: ToolClient, serve: Serve
+) -> None:
+    log: list[str] = []
+    await serve(counters("w", log), max_sessions=1)
+    refused = metric("tailrace_tool_refused_calls_total", tool="counter")
+    async with client.session("second", ["counter"]) as second:
+        async with client.session("first", ["counter"]) as first:
+            assert (await first.call(add(1))).content == "w:1"
+            waiting = asyncio.create_task(second.call(add(1)))
+            await eventually(
+                lambda: metric("tailrace_tool_refused_calls_total", tool="counter") > refused
+            )
+            assert (await first.call(add(1, 1))).content == "w:2"
+            assert not waiting.done()
+        assert (await waiting).content == "w:1"
+    assert log == ["create first", "release first", "create second", "release second"]

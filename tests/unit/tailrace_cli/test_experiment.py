@@ -38,6 +38,26 @@ def test_an_experiment_that_is_not_there_is_a_mistake_with_the_places_looked_at(
 
 
 @pytest.mark.parametrize(
+    ("named", "example"),
+    [
+        ("examples/calculator", "calculator"),
+        ("examples/gsm8k/tiny.yaml", "gsm8k"),
+        ("examples/frameworks/openai_sdk/", "frameworks/openai_sdk"),
+    ],
+)
+def test_an_example_of_a_page_is_copied_where_there_is_no_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, example: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"`tailrace init {example}` copies an example"):
+        locate(named, None, None)
+    (tmp_path / "examples").mkdir()
+    with pytest.raises(ConfigError) as refused:
+        locate(named, None, None)
+    assert "init" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("override", "told"),
     [
         ("nonsense", "'nonsense' is not of the form key=value"),

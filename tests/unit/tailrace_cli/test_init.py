@@ -33,6 +33,27 @@ def test_an_example_is_copied_into_the_current_folder_whole(
     assert copied == {"experiment.yaml", "my_algorithm.py"}
 
 
+@pytest.mark.parametrize("name", examples())
+def test_links_and_commands_of_a_copy_lead_somewhere(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("init", name, "--to", "mine")
+    for file in (each for each in Path("mine").rglob("*") if each.suffix in (".md", ".yaml")):
+        text = file.read_text()
+        links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)]
+        lost = [link for link in links if "//" not in link and not (file.parent / link).exists()]
+        assert lost == [], file
+        named = re.findall(r"tailrace (?:train|episode|eval|validate) ([\w./-]+)", text)
+        assert [each for each in named if not Path(each).exists()] == [], file
+
+
+def test_the_pages_of_the_documentation_are_named(tmp_path: Path) -> None:
+    listed = run("init")
+    (page,) = re.findall(r"Documentation: (\S+)", listed)
+    assert Path(page).read_text().startswith("# ")
+
+
 def test_a_copied_example_passes_validation(tmp_path: Path) -> None:
     run("init", "frozen_lake", "--to", str(tmp_path / "mine"))
     assert "valid" in run("validate", str(tmp_path / "mine"), "--fast")

@@ -8,7 +8,8 @@ import pytest
 
 from tailrace.config import ConfigError
 from tailrace_cli.cluster.placement import GpuDemand, GpuPlacement, PlacementError, place
-from tailrace_cli.cluster.plan import ServerAddresses, Site, service_specs
+from tailrace_cli.cluster.plan import Site, service_specs
+from tailrace_cli.cluster.servers import ServerAddresses
 from tailrace_cli.experiment import load
 from tailrace_cli.validation import check_experiment
 

@@ -16,13 +16,12 @@ from tailrace_cli.cluster.permissions import SERVICE_USERS
 from tailrace_cli.cluster.placement import given_gpus
 from tailrace_cli.cluster.plan import (
     ProcessSpec,
-    ServerAddresses,
     Site,
     inference_python,
     service_specs,
     tool_worker_specs,
 )
-from tailrace_cli.cluster.servers import nats_server_binary, redis_server_binary
+from tailrace_cli.cluster.servers import ServerAddresses, nats_server_binary, redis_server_binary
 from tailrace_cli.config import ClusterConfig
 from tailrace_cli.experiment import count_gateways, load
 

@@ -155,6 +155,8 @@ def test_options_and_words_for_another_program_are_no_keys() -> None:
     assert refusal("train", "x", "--overwrite", "--help", "--unknown") == ""
     assert refusal("import-config", "verl", "--", "--group_size=3") == ""
     assert "write group_size=3" in refusal("import-config", "verl", "--group_size=3")
+    assert "write group_size=4" in refusal("train", "x", "--group_size", "4", "seed=1")
+    assert refusal("train", "x", "--group_size", "seed=1").endswith("write group_size=...")
 
 
 @pytest.mark.parametrize(

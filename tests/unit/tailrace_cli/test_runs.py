@@ -225,9 +225,13 @@ def test_a_report_is_written_of_a_run_as_it_stands(tmp_path: Path) -> None:
     assert "0.750" in (folder / "report.html").read_text()
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "events.jsonl", "launch.json", "baselines.json"])
+@pytest.mark.parametrize(
+    "name",
+    ["config.yaml", "events.jsonl", "launch.json", "baselines.json", "episodes/agents.jsonl"],
+)
 def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str) -> None:
     folder = make_run(tmp_path, STARTED)
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text('{"type":"run_started"\n')
     with pytest.raises(ConfigError, match=f"{folder / name} is damaged, or of another version"):
         run("report", str(folder))

@@ -11,7 +11,7 @@ import pytest
 
 from tailrace.config import ConfigError
 from tailrace_cli.checkpoints import lacks_checkpoint
-from tailrace_cli.commands.sweep import commands_of, sweep, sweep_runs
+from tailrace_cli.commands.sweep import commands_of, slots_of, sweep, sweep_runs
 from tailrace_cli.console import plain_console
 from tailrace_cli.experiment import load
 from tailrace_cli.run_folders import RunFolder
@@ -55,8 +55,19 @@ def test_a_sweep_that_continues_leaves_out_runs_that_are_done_and_begins_those_t
     assert done[1] == []
     assert begun[1][-1] == "exp_name=own_algorithm_seed2"
     assert new[1][-1] == "resume_from_checkpoint=false"
-    assert sweep([done], 1, tmp_path) == 0
+    assert sweep([done], [{}], tmp_path) == 0
     assert "own_algorithm_seed1 has done all its steps" in capfd.readouterr().err
+
+
+def test_a_sweep_that_would_meet_an_earlier_run_begins_none(tmp_path: Path) -> None:
+    path = ROOT / "examples" / "own_algorithm" / "experiment.yaml"
+    earlier = tmp_path / "own_algorithm_seed2"
+    earlier.mkdir()
+    (earlier / "events.jsonl").touch()
+    runs = sweep_runs(["seed=1,2", f"output_dir={tmp_path}"])
+    with pytest.raises(ConfigError, match=f"{earlier} holds an earlier run"):
+        commands_of(path, runs, [])
+    assert len(commands_of(path, runs, ["--overwrite"])) == 2
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
@@ -87,13 +98,30 @@ def test_runs_are_compared_and_a_failed_one_is_told(
 ) -> None:
     good, absent = make_run(tmp_path, STARTED, FINISHED, name="good"), tmp_path / "absent"
     runs = [(RunFolder(good), ["--version"]), (RunFolder(absent), ["status", str(absent)])]
-    code = sweep(runs, 2, tmp_path)
+    code = sweep(runs, [{}, {}], tmp_path)
     assert code == 2
     compared, told = capfd.readouterr()
     assert f"error: run absent ended with exit code 2: no run '{absent}' in runs" in told
     assert "0.750" in compared
     assert "no run" in (tmp_path / "absent.log").read_text()
     assert "good" in (tmp_path / "comparison.html").read_text()
+
+
+def test_each_of_the_runs_at_once_has_the_environment_of_its_place(tmp_path: Path) -> None:
+    runs = [(RunFolder(tmp_path / name), ["init"]) for name in ("right", "wrong")]
+    assert sweep(runs, [{"TAILRACE_LOG": "json"}, {"TAILRACE_LOG": "xml"}], tmp_path) == 2
+    assert "frozen_lake" in (tmp_path / "right.log").read_text()
+    assert "TAILRACE_LOG='xml'" in (tmp_path / "wrong.log").read_text()
+
+
+def test_as_many_runs_at_once_as_fit_are_told(capfd: pytest.CaptureFixture[str]) -> None:
+    made = load(ROOT / "examples" / "own_algorithm" / "experiment.yaml")
+    slots = slots_of(made, 0)
+    assert f"runs at once: {len(slots)}; more would lack" in capfd.readouterr().err
+    many = len(slots) + 1
+    assert len(slots_of(made, many)) == many
+    assert f"--jobs {many}: {len(slots)} would fit this machine" in capfd.readouterr().err
+    assert slots_of(made, 1) == [{}]
 
 
 SWEEP = """
@@ -104,7 +132,7 @@ from tailrace_cli.run_folders import RunFolder
 folder = Path(sys.argv[1])
 words = ["logs", str(folder), "-f", "-n", "1"]
 runs = [(RunFolder(folder), words), (RunFolder(folder.parent / "next"), ["--version"])]
-sys.exit(sweep(runs, 1, folder.parent))
+sys.exit(sweep(runs, [{}], folder.parent))
 """
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tailrace_cli.cluster.plan import ServerAddresses, Site, tool_worker_specs
+from tailrace_cli.cluster.plan import Site, tool_worker_specs
+from tailrace_cli.cluster.servers import ServerAddresses
 from tailrace_cli.config import ClusterConfig
 
 

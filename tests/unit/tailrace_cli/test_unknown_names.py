@@ -114,11 +114,23 @@ def test_a_name_of_no_other_system_points_to_none() -> None:
         assert "import-config" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["areal_ppo", "verl_grpo"])
+@pytest.mark.parametrize(
+    "name", ["areal_ppo", "verl_grpo", "roll_agentic", "roll_steps", "shapes/roll/lake_shared"]
+)
 def test_a_whole_file_of_another_system_points_to_its_translation(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUM_CPUS_OF_THE_HEAD_NODE", "8")
-    system, _, _ = name.partition("_")
-    with pytest.raises(ConfigError, match=f"tailrace import-config {system} FILE"):
-        load(Path(__file__).parent / "importing" / f"{name}.yaml")
+    system = "roll" if "roll" in name else name.partition("_")[0]
+    path = Path(__file__).parent / "importing" / f"{name}.yaml"
+    with pytest.raises(ConfigError, match=f"tailrace import-config {system} {path} -o") as refused:
+        load(path)
+    assert str(refused.value).count(f"{path} -o") == 1
+
+
+def test_a_file_of_roll_whose_parts_are_elsewhere_points_to_its_translation(tmp_path: Path) -> None:
+    text = (Path(__file__).parent / "importing" / "roll_agentic.yaml").read_text()
+    path = tmp_path / "lake.yaml"
+    path.write_text(f"defaults:\n  - ../config/deepspeed_zero@_here_\n{text}")
+    with pytest.raises(ConfigError, match=f"deepspeed_zero.*tailrace import-config roll {path} -o"):
+        load(path)

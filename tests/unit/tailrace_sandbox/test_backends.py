@@ -94,6 +94,23 @@ def test_every_limit_reaches_the_container() -> None:
         assert words in given
 
 
+async def test_the_container_of_a_tool_has_the_limits_of_that_tool(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    docker = DockerConfig(image="i", program=fake_docker(tmp_path, f'echo "$@" >>{told}'))
+    config = SandboxConfig(
+        backend="docker",
+        docker=docker,
+        limits=CallLimits(memory_bytes=1001),
+        tool_limits={"python_session": {"memory_bytes": 2002}},
+    )
+    boxes = DockerBoxes(config)
+    for mode in ("session", "python"):
+        await boxes.open(mode, "")
+    session, python = told.read_text().splitlines()
+    assert "--memory 2002" in session
+    assert "--memory 1001" in python
+
+
 def test_a_task_may_change_files_of_its_image_where_the_configuration_says_so() -> None:
     given = run_command(DockerConfig(read_only=False), CallLimits(), "i", "n", "o")
     assert "--read-only" not in given

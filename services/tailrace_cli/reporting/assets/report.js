@@ -58,6 +58,28 @@
     });
   }
 
+  // The page of a run that goes on reloads itself; what its reader has opened and chosen stays.
+  const parts = [...document.querySelectorAll("details")];
+  const name = `kept of ${document.title}`;
+
+  function keep() {
+    const zoom = charts.map(({ chart }) => {
+      const { min, max } = chart.scales.x;
+      const x = chart.data[0];
+      return min > x[0] || max < x[x.length - 1] ? { min, max } : null;
+    });
+    sessionStorage.setItem(name, JSON.stringify({ axis, zoom, open: parts.map((part) => part.open), top: scrollY }));
+  }
+
+  function restore() {
+    const kept = JSON.parse(sessionStorage.getItem(name));
+    if (!kept) return;
+    if (kept.axis !== axis) document.querySelector(`[data-axis="${kept.axis}"]`).click();
+    kept.zoom.forEach((range, index) => range && charts[index]?.chart.setScale("x", range));
+    if (kept.open.length === parts.length) parts.forEach((part, index) => (part.open = kept.open[index]));
+    scrollTo(0, kept.top);
+  }
+
   if (!panels.length) document.getElementById("curves").hidden = true;
   draw();
   dark.addEventListener("change", draw);
@@ -73,4 +95,8 @@
       draw();
     }),
   );
+  try {
+    restore();
+    addEventListener("pagehide", keep);
+  } catch {} // a browser that keeps nothing for files
 })();
