@@ -160,9 +160,10 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
 
     max_mismatch: float | None = 0.1
     """Largest mean of |log pi - log mu| of one inference server on its tokens, with log pi under the
-    weights that the server reports for them. A server beyond it has gone wrong: its tokens since its
-    last good reading are not trained, and it is started anew. Engines show about 1e-6 in float32, about
-    1e-2 in bfloat16, several tenths with wrong weights. Null: errors are only measured."""
+    weights that the server reports for them; at most 5 counts per token. A server beyond it has gone
+    wrong: its tokens since its last good reading are not trained, and it is started anew. Engines show
+    about 1e-6 in float32, about 1e-2 in bfloat16, several tenths with wrong weights. Null: errors are
+    only measured."""
 
     min_mismatch_tokens: int = 256
     """Tokens of a server that make a reading. Fewer wait for those of later steps, unless the sum of

@@ -17,8 +17,14 @@ from torch import Tensor, nn
 SHORT = 16  # tokens of every special length while `shortened`
 
 _SPECIAL = re.compile(
-    r"window|chunk_(size|len)|block_size|original_max|seq_len_cached|index_topk|local_attention"
+    r"window|chunk_(size|len)|block_size|original_max|seq_len_cached|index_topk(?!_blocks)"
+    r"|local_attention|floor_scale|n_floor"
 )
+_BLOCKS = re.compile(r"topk_blocks")  # numbers of blocks, each as long as a special length
+_FEW = 2
+# Lengths that weights have as a dimension: they cannot be made short.
+_FIXED = re.compile(r"compress_rate")
+_MOST_FIXED = 512
 _BATCH_ROPE = ("dynamic", "longrope")
 _SMALL_WEIGHT = 1 << 14  # elements; larger weights are stirred only if they are constant
 
@@ -70,6 +76,24 @@ def special_lengths(model: nn.Module) -> dict[str, int]:
     return found
 
 
+def trial_length(model: nn.Module) -> int:
+    """Tokens of a sequence past every special length of a shortened model, within its context."""
+    fixed = [
+        min(value, _MOST_FIXED)
+        for scope in _scopes(model)
+        for name, value in scope.items()
+        if isinstance(name, str) and type(value) is int and _FIXED.search(name)
+    ]
+    context = getattr(_text_configuration(model), "max_position_embeddings", None)
+    length = max(5 * SHORT, *(2 * each + SHORT for each in fixed), 0)
+    return min(length, context) if type(context) is int and context > 0 else length
+
+
+def _text_configuration(model: Any) -> Any:
+    config = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 @contextmanager
 def shortened(model: nn.Module) -> Iterator[None]:
     """Makes every special length at most `SHORT`; puts all back afterwards."""
@@ -78,10 +102,10 @@ def shortened(model: nn.Module) -> Iterator[None]:
     with _kept_ropes(model):
         for scope in _scopes(model):
             for name, value in list(scope.items()):
-                if name in names and type(value) is int and value > SHORT:
+                short = _FEW if isinstance(name, str) and _BLOCKS.search(name) else SHORT
+                if (name in names or short == _FEW) and type(value) is int and value > short:
                     changed.append((scope, name, value))
-        for scope, name, _ in changed:
-            scope[name] = SHORT
+                    scope[name] = short
         try:
             yield
         finally:

@@ -185,6 +185,16 @@ ZOO: dict[str, dict[str, Any]] = {
     "minicpm3": {"num_key_value_heads": 4},
     "minimax": {"block_size": 16, "layer_types": ["linear_attention", "full_attention"] * 2},
     "minimax_m2": {},
+    "minimax_m3_vl_text": {
+        "index_n_heads": 2,
+        "index_head_dim": 8,
+        "index_block_size": 8,
+        "index_topk_blocks": 2,
+        "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
+        "rotary_dim": 8,
+        "dense_intermediate_size": 48,
+        "shared_intermediate_size": 16,
+    },
     "ministral": {},
     "ministral3": {},
     "mistral": {"sliding_window": None},
@@ -236,8 +246,8 @@ ZOO: dict[str, dict[str, Any]] = {
 }
 
 
-def configuration(name: str) -> Any:
-    """Hugging Face configuration of an entry of `ZOO`."""
+def configuration(name: str, **changed: Any) -> Any:
+    """Hugging Face configuration of an entry of `ZOO`; `changed` keys replace its own."""
     model_type = name.partition(":")[0]
     known = AutoConfig.for_model(model_type)
     keys = {*dir(known), *known.attribute_map}
@@ -246,7 +256,7 @@ def configuration(name: str) -> Any:
     if "head_dim" not in keys:
         derived.add("head_dim")
     sizes = {key: value for key, value in sizes.items() if key not in derived}
-    return AutoConfig.for_model(model_type, **(sizes | ZOO[name]))
+    return AutoConfig.for_model(model_type, **(sizes | ZOO[name] | changed))
 
 
 def make_model(name: str, seed: int = 0) -> Any:

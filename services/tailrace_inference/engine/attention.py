@@ -22,15 +22,15 @@ from tailrace_inference.ports import EngineRefusalError
 ATTENTION_NAME = "tailrace"
 STEP_KWARG = "tailrace_step"
 
-# Arguments that change the result of attention and are not implemented.
-_UNSUPPORTED_KWARGS = ("position_bias", "block_mask")
+# Tensors that come with a pass and change nothing: positions are in the queries and keys.
+_KNOWN_TENSORS = ("position_ids", "cache_position", "position_embeddings")
 
 
 class UnsupportedModelError(EngineRefusalError):
-    """The torch engine cannot run this architecture. Attributes: `model_type`, `reason`."""
+    """An engine of this package cannot run this architecture. Attributes: `model_type`, `reason`."""
 
-    def __init__(self, model_type: str, reason: str) -> None:
-        super().__init__(f"model_type {model_type!r} does not run on the torch engine: {reason}")
+    def __init__(self, model_type: str, reason: str, engine: str = "torch") -> None:
+        super().__init__(f"model_type {model_type!r} does not run on the {engine} engine: {reason}")
         self.model_type = model_type
         self.reason = reason
 
@@ -202,9 +202,13 @@ def tailrace_attention(
     model_type = str(getattr(getattr(module, "config", None), "model_type", type(module).__name__))
     if step is None:
         raise UnsupportedModelError(model_type, "it does not pass arguments to its attention")
-    for name in _UNSUPPORTED_KWARGS:
-        if kwargs.get(name) is not None:
+    if attention_mask is not None:
+        raise UnsupportedModelError(model_type, "its attention has a mask of its own")
+    for name, given in kwargs.items():
+        if isinstance(given, Tensor) and name not in _KNOWN_TENSORS:
             raise UnsupportedModelError(model_type, f"its attention uses {name!r}")
+    if key.shape[2] != query.shape[2]:
+        raise UnsupportedModelError(model_type, "its attention has more keys than tokens")
     layer = getattr(module, "layer_idx", None)
     if layer is None:
         raise UnsupportedModelError(model_type, "its attention layers have no layer_idx")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.log import get_logger
-from tailrace.model_probe import SHORT, forget_lengths, shortened, special_lengths, stirred
+from tailrace.model_probe import forget_lengths, shortened, special_lengths, stirred, trial_length
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.attention import (
     ATTENTION_NAME,
@@ -38,11 +38,11 @@ log = get_logger(__name__)
 
 # Largest difference of a token's logits, relative to the norm of their spread. In half precision the
 # mean over tokens: rounding alone may change the choice of a router for some of them.
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06, torch.float16: 0.02}
-_LONG, _BRIEF = 5 * SHORT, 8
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06, torch.float16: 0.02}
+_BRIEF = 8
 _BLOCK_TOKENS = 8
-# Of (short, long) sequence: tokens computed in each step.
-_PIECES = ((5, 10), (1, 40), (1, 29), (1, 1))
+# Of (short, long) sequence: tokens of the first and the last steps. One step between takes the rest.
+_FIRST, _LAST = (5, 10), ((1, 29), (1, 1))
 _NUM_DRAWS = 2
 _WORTHWHILE = 1024  # a fast forward bounded at fewer tokens gives way to a slow one without a bound
 
@@ -124,6 +124,7 @@ class ForwardChooser:
         self._dtype: torch.dtype = next(model.parameters()).dtype
         self._device: torch.device = next(model.parameters()).device
         self._least = min(special_lengths(model).values(), default=0)
+        self._longest = trial_length(model)
         self._left = list(self._candidates())
         self._reason = "no forward is allowed"
         self._layers: list[KVShape] = []
@@ -183,11 +184,11 @@ class ForwardChooser:
             self._made[candidate] = made
             return made, TOKEN_LAYERS
         if not self._layers:
-            self._layers = _probe_layers(model, self._ids(0)[1])
+            self._layers = _probe_layers(model, drawn_sequences(model, self._longest, 0)[1])
         if candidate not in self._made:
             is_llama = candidate.name == "llama"
             self._made[candidate] = (
-                LlamaForward(model, max(self._room(self._layers)[1], _LONG))
+                LlamaForward(model, max(self._room(self._layers)[1], self._longest))
                 if is_llama
                 else GenericForward(model)
             )
@@ -202,7 +203,7 @@ class ForwardChooser:
                 nullcontext() if candidate.is_bounded else shortened(self._model),
                 stirred(self._model) if is_stirred else nullcontext(),
             ):
-                ids = self._ids(seed)
+                ids = drawn_sequences(self._model, self._longest, seed)
                 if candidate.is_bounded:
                     ids = [each[: self._least - 1] for each in ids]
                 self._model.set_attn_implementation("eager")
@@ -212,7 +213,7 @@ class ForwardChooser:
                 errors = self._errors(forward, layers, ids, expected)
             forward.refresh()
             error = float(errors.max() if self._dtype == torch.float32 else errors.mean())
-            if error <= _TOLERANCE[self._dtype]:
+            if error <= TOLERANCE[self._dtype]:
                 return ""
             found = f"its logits differ from those of the plain model by {error:.2g} of their spread"
         return found
@@ -232,7 +233,8 @@ class ForwardChooser:
         cache = KVCache(layers, 1 + sum(blocks), _BLOCK_TOKENS, self._device, dtype)
         tables = torch.split(torch.arange(1, 1 + sum(blocks), device=self._device), blocks)
         done, errors = [0, 0], []
-        for pieces in _PIECES:
+        rest = max(len(ids[1]) - _FIRST[1] - sum(num for _, num in _LAST), 1)
+        for pieces in (_FIRST, (1, rest), *_LAST):
             take = [min(n, len(x) - d) for n, x, d in zip(pieces, ids, done, strict=True)]
             parts = [
                 torch.arange(d, d + n, device=self._device) for d, n in zip(done, take, strict=True)
@@ -261,15 +263,16 @@ class ForwardChooser:
                 first = end
         return AttentionStep(cache, torch.cat(slots) if slots else torch.empty(0), groups)
 
-    def _ids(self, seed: int) -> list[Tensor]:
-        """A short and a long sequence of ordinary tokens."""
-        config: Any = self._model.config.get_text_config()
-        special = {value for name, value in vars(config).items() if name.endswith("_token_id")}
-        size = int(config.vocab_size)
-        known = [token for token in range(min(3, size - 1), min(size, 4000)) if token not in special]
-        random = np.random.default_rng(seed)
-        drawn = [torch.from_numpy(random.choice(known, length)) for length in (_BRIEF, _LONG)]
-        return [each.to(self._device) for each in drawn]
+
+def drawn_sequences(model: Any, longest: int, seed: int) -> list[Tensor]:
+    """Draws a short sequence of ordinary tokens, and one of `longest`."""
+    config: Any = model.config.get_text_config()
+    special = {value for name, value in vars(config).items() if name.endswith("_token_id")}
+    size = int(config.vocab_size)
+    known = [token for token in range(min(3, size - 1), min(size, 4000)) if token not in special]
+    random, device = np.random.default_rng(seed), next(model.parameters()).device
+    lengths = min(_BRIEF, longest), longest
+    return [torch.from_numpy(random.choice(known, length)).to(device) for length in lengths]
 
 
 def _probe_layers(model: Any, ids: Tensor) -> list[KVShape]:

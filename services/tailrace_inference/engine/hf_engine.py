@@ -1,14 +1,14 @@
-"""`HfEngine`: the modules of transformers as they are, a reference for any causal language model.
+"""`HfEngine`: the modules of transformers as they are, a reference for models that take padded batches.
 
 Calls that join together form a wave: one left-padded batch with a cache of its own, which shrinks as
-calls end and goes when the last one has. A step gives each running call one token.
+calls end and goes when the last one has. A step gives each running call one token. A model that
+computes something else in such a batch is refused (`padded`).
 
 Invariants: room for the longest possible sequence of a call is reserved before it joins, so none is
 preempted; a weight update drops all caches, and waves compute them again with the new weights.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from tailrace_inference.config import WEIGHTS_DTYPES, InferenceConfig
 from tailrace_inference.engine.driver import EngineDriver
 from tailrace_inference.engine.forward import build_model, max_sequence
 from tailrace_inference.engine.kv_cache import Int64Array
+from tailrace_inference.engine.padded import PaddedCache, check_padded
 from tailrace_inference.engine.stepped import SteppedBase
 from tailrace_inference.ports import EngineFeatures, EngineStats
 from tailrace_protos.weights import ModelCard
@@ -31,8 +32,7 @@ class _Wave:
 
     def __init__(self, rows: Int64Array) -> None:
         self.rows = rows
-        self.cache: Any = None
-        self.mask: Tensor | None = None  # [n, T] 1 where a token is, 0 where padding is
+        self.cache: PaddedCache | None = None
 
 
 class HfEngine(SteppedBase):
@@ -44,6 +44,7 @@ class HfEngine(SteppedBase):
         self._model = model = build_model(config_json, config)
         vocab_size = int(model.config.get_text_config().vocab_size)
         super().__init__(model, next(model.parameters()).device, vocab_size, config, tokenizer)
+        check_padded(model, is_stirred=True)
         max_len = max_sequence(config, model.config, config.kv_cache_tokens)
         self._make_rows(max_len, 0, self._free)
         self._waves: list[_Wave] = []
@@ -52,6 +53,8 @@ class HfEngine(SteppedBase):
         self._num_read = 0
 
     def _on_new_weights(self, policy_version: int) -> None:
+        if self.policy_version < 0:
+            check_padded(self._model, is_stirred=False)
         self._forget_computed()
 
     def _forget_computed(self) -> None:
@@ -88,46 +91,26 @@ class HfEngine(SteppedBase):
     def _advance(self, wave: _Wave) -> None:
         """Samples one token for each row of a wave."""
         self._num_read += int(self._batch.length[wave.rows].sum())
-        logits = self._decode(wave) if wave.cache is not None else self._prefill(wave)
+        logits = self._prefill(wave) if wave.cache is None else self._decode(wave, wave.cache)
         self._sampler.take(wave.rows, logits, self.policy_version)
 
     def _prefill(self, wave: _Wave) -> Tensor:
         """Logits [n, vocabulary] after all tokens of the rows; fills the wave's cache."""
         lengths = self._batch.length[wave.rows]
-        ids = np.zeros((len(lengths), int(lengths.max())), np.int64)
-        mask = np.zeros_like(ids)
-        for place, (row, length) in enumerate(zip(wave.rows, lengths, strict=True)):
-            ids[place, -length:] = self._batch.tokens[row, :length]
-            mask[place, -length:] = 1
         self._num_computed += int(lengths.sum())
         self._num_recomputed += int(np.minimum(self._batch.seen[wave.rows], lengths).sum())
         self._batch.seen[wave.rows] = lengths
-        wave.mask = self._tensor(mask)
-        positions = self._tensor(np.maximum(mask.cumsum(1) - 1, 0))
-        return self._forward(wave, self._tensor(ids), positions)
+        wave.cache = PaddedCache(self._model, self._device)
+        rows = zip(wave.rows, lengths, strict=True)
+        return wave.cache.prefill([self._batch.tokens[row, :length] for row, length in rows])
 
-    def _decode(self, wave: _Wave) -> Tensor:
+    def _decode(self, wave: _Wave, cache: PaddedCache) -> Tensor:
         """Logits [n, vocabulary] after the last token of each row."""
-        assert wave.mask is not None
         lengths = self._batch.length[wave.rows]
-        ids = self._batch.tokens[wave.rows, lengths - 1].astype(np.int64)[:, None]
         self._num_computed += len(lengths)
         self._batch.seen[wave.rows] = lengths
-        wave.mask = torch.cat([wave.mask, wave.mask.new_ones(len(lengths), 1)], dim=1)
-        return self._forward(wave, self._tensor(ids), self._tensor(lengths[:, None] - 1))
-
-    def _forward(self, wave: _Wave, ids: Tensor, positions: Tensor) -> Tensor:
-        output = self._model(
-            input_ids=ids,
-            attention_mask=wave.mask,
-            position_ids=positions,
-            past_key_values=wave.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        wave.cache = output.past_key_values
-        logits: Tensor = output.logits[:, -1]
-        return logits
+        tokens = self._batch.tokens[wave.rows, lengths - 1].astype(np.int64)
+        return cache.decode(tokens, lengths.astype(np.int64))
 
     def _free(self, row: int) -> None:
         """Gives a row and its place in its wave back."""
@@ -138,13 +121,8 @@ class HfEngine(SteppedBase):
         wave.rows = wave.rows[stays]
         if not len(stays):
             self._waves.remove(wave)
-        elif wave.cache is not None and wave.mask is not None:
-            kept = self._tensor(stays)
-            wave.cache.batch_select_indices(kept)
-            wave.mask = wave.mask.index_select(0, kept)
-
-    def _tensor(self, array: Int64Array) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+        elif wave.cache is not None:
+            wave.cache.keep(stays)
 
     def stats(self) -> EngineStats:
         """See `SteppedEngine`."""

@@ -166,7 +166,10 @@ def prepared(model: Any, config: LearnerConfig) -> Any:
     if config.strategy_args.resolved_name != "fsdp2":
         model.to(device)
     if not config.model_args.disable_gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        try:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        except ValueError as error:
+            raise ConfigError(f"learner.model_args.disable_gradient_checkpointing: {error}") from error
     if device.type == "cpu":
         try:
             select_matmul(config.cpu_matmul)

@@ -97,13 +97,22 @@ def _target_names(model: Any, wanted: tuple[str, ...]) -> list[str]:
 
 
 def _linear_layers(model: Any) -> list[str]:
-    """Matrices with a layer of their own, except the output matrix; experts of one tensor are none."""
+    """Matrices with a layer of their own, except the output matrix; experts of one tensor are none.
+
+    Nor are layers that make more of their product, as some routers do: it is no place for an addend.
+    """
     head = model.get_output_embeddings()
     return [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not head
+        if module is not head and _own_kind(module).forward in (nn.Linear.forward, Conv1D.forward)
     ]
+
+
+def _own_kind(module: nn.Module) -> type[nn.Module]:
+    """Class of a module, or the one that a faster class replaces."""
+    kind: type[nn.Module] = getattr(type(module), "replaces", type(module))
+    return kind
 
 
 @torch.no_grad()

@@ -10,9 +10,12 @@ from torch import Tensor
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.attention import UnsupportedModelError
 from tailrace_inference.engine.engine import TorchEngine
+from tailrace_inference.engine.hf_engine import HfEngine
 from tailrace_inference.engine.llama_forward import LlamaForward
+from tailrace_inference.engine.row_forward import ROW_MODES
 from tests.models.judge import engine_verdict
 from tests.models.page import PAGE, lines_of
+from tests.models.zoo import configuration
 from tests.unit.tailrace_inference.harness import (
     Client,
     make_engine,
@@ -45,6 +48,35 @@ def test_a_forward_that_is_wrong_for_the_real_weights_is_replaced(
     assert engine.forward_name == "generic"
     asked = Client(engine).one([1, 2, 3], 5)
     assert largest_error(model, [asked]) < 1e-4
+
+
+def config_of(name: str, **keys: Any) -> bytes:
+    text: str = configuration(name, **keys).to_json_string(use_diff=False)
+    return text.encode()
+
+
+@pytest.mark.parametrize("name", ["lfm2", "mamba", "recurrent_gemma", "llama:dynamic"])
+def test_the_reference_engine_refuses_models_that_padding_changes(name: str) -> None:
+    refusal = r"does not run on the hf engine: .*set inference\.engine to torch"
+    with pytest.raises(UnsupportedModelError, match=refusal):
+        HfEngine(config_of(name), InferenceConfig())
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2", "mistral:window", "gpt_oss", "deepseek_v3"])
+def test_the_reference_engine_takes_models_that_ignore_padding(name: str) -> None:
+    HfEngine(config_of(name), InferenceConfig())
+
+
+def test_attention_that_selects_keys_gets_a_forward_that_does_where_the_check_selects_all() -> None:
+    text = config_of("minimax_m3_vl_text", index_block_size=16, index_topk_blocks=16)
+    engine = TorchEngine.from_config_json(text, InferenceConfig(max_running=4, kv_cache_tokens=1024))
+    assert engine.forward_name in ROW_MODES
+
+
+def test_a_context_shorter_than_the_checks_sequences_is_enough() -> None:
+    text = config_of("gpt2", max_position_embeddings=64)
+    engine = TorchEngine.from_config_json(text, InferenceConfig(max_running=4, kv_cache_tokens=1024))
+    assert (engine.forward_name, engine.max_len) == ("generic", 64)
 
 
 def test_an_unknown_model_type_is_refused_by_name() -> None:

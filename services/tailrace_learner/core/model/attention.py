@@ -22,6 +22,9 @@ from tailrace_learner.core.model.forward_path import PACKED
 
 IMPLEMENTATION = PACKED
 
+# Tensors that come with a pass and change nothing: positions are in the queries and keys.
+_KNOWN = ("position_ids", "cache_position", "position_embeddings", "cu_seq_lens_q", "cu_seq_lens_k")
+
 
 class UnsupportedAttentionError(ValueError):
     """A model asks for something that `packed` attention does not compute, or gives it too little."""
@@ -46,9 +49,14 @@ def packed_attention(
             "attention of packed rows got no boundaries of rows: the model's layers do not pass "
             "keyword arguments on, or the model was called without packed rows"
         )
-    for what in ("softcap", "s_aux", "position_bias"):
-        if kwargs.get(what) is not None:
-            raise UnsupportedAttentionError(f"attention of packed rows does not compute {what}")
+    if attention_mask is not None:
+        raise UnsupportedAttentionError("attention of packed rows takes no mask of the model's own")
+    for name, given in kwargs.items():
+        is_part = isinstance(given, Tensor) and name not in _KNOWN
+        if is_part or (name == "softcap" and given is not None):
+            raise UnsupportedAttentionError(f"attention of packed rows does not compute {name}")
+    if key.shape[2] != query.shape[2]:
+        raise UnsupportedAttentionError("attention of packed rows has a key for each query alone")
     assert dropout == 0.0, "dropout is switched off when the model is made"
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     output = attend(query, key, value, packed_rows, scale=scaling, window=sliding_window)

@@ -22,7 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailrace.foreign import ForeignCodeError, foreign_code
-from tailrace.model_probe import SHORT, forget_lengths, shortened, special_lengths, stirred
+from tailrace.model_probe import (
+    SHORT,
+    forget_lengths,
+    shortened,
+    special_lengths,
+    stirred,
+    trial_length,
+)
 from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.batch.rows import TrainingRow, demonstration_row
 from tailrace_learner.core.model.forward_path import (
@@ -39,9 +46,9 @@ from tailrace_learner.core.model.forward_path import (
 _TOLERANCE = 2e-4  # of the worst token, float32
 _GRADIENT_TOLERANCE = 2e-3  # of the worst token: sums of both signs cancel
 _HALF_TOLERANCE = 0.05  # mean over tokens, of attention that computes in half precision only
-_LONG = 5 * SHORT
 _LONG_OF_SHORT = 44  # for the CPU's kernels of short rows
 _LEAST_LONG = 12
+_LOUD = 1e3  # spread of logits beyond every cap
 _NUM_DRAWS = 6  # of tokens: near ties of routers and of rounding spoil some, on each processor others
 
 
@@ -113,9 +120,13 @@ class _Check:
         self._bound = least - 1 if least else None  # rows up to it reach no special length
         use_attention(model, "eager")
         self._head_kind = self._head()
-        self._anywhere = self._trials(_LONG, _LONG_OF_SHORT, is_short=bool(least))
-        long = min(_LONG, self._bound or 0)
+        longest = trial_length(model)
+        lengths = longest, min(longest, _LONG_OF_SHORT)
+        self._anywhere = self._trials(*lengths, is_short=bool(least))
+        long = min(longest, self._bound or 0)
         self._below = self._trials(long, is_short=False) if long >= _LEAST_LONG else []
+        if self._below:  # rows below a length, together beyond it
+            self._below += self._trials(min(long, SHORT - 1), is_short=True)
 
     def path(self) -> ForwardPath:
         """Fastest way that is right."""
@@ -337,17 +348,22 @@ class _Check:
                 logits = model(input_ids=ids, use_cache=False).logits[0].float()
                 hidden = caught[0].last_hidden_state[0]
                 own = own_logits(model, hidden).float()
+                # A cap leaves the small logits of a new model as they are.
+                loud = hidden.float() * (_LOUD / logits.std().clamp_min(1e-6))
+                of_loud = own_logits(model, loud.to(hidden)).float()
         except ForeignCodeError as error:
             raise self._untrainable(str(error)) from error
         finally:
             hook.remove()
         weight: Any = getattr(model.get_output_embeddings(), "weight", None)
-        fits = weight is not None and weight.shape == (logits.shape[-1], hidden.shape[-1])
-        if fits and logits.std() > 0 and _alike(hidden.float() @ weight.float().t(), logits):
-            return "matrix"
         if not _alike(own, logits):
             raise self._untrainable("its logits depend on more than hidden states")
-        return "own"
+        fits = weight is not None and weight.shape == (logits.shape[-1], hidden.shape[-1])
+        if not fits or not logits.std() > 0:
+            return "own"
+        matrix = weight.float().t()
+        is_matrix = _alike(hidden.float() @ matrix, logits) and _alike(loud @ matrix, of_loud)
+        return "matrix" if is_matrix else "own"
 
 
 def _num_shared(trial: _Trial) -> int:

@@ -202,6 +202,8 @@ def test_the_models_card_says_what_it_reads() -> None:
     card = ModelCard(b'{"max_position_embeddings": 128, "vocab_size": 31}', {})
     assert limits_of(card) == RowLimits(max_tokens=128, vocabulary=31)
     assert limits_of(ModelCard(b"{}", {})) == RowLimits()
+    nested = b'{"text_config": {"vocab_size": 31, "max_position_embeddings": 128}}'
+    assert limits_of(ModelCard(nested, {})) == RowLimits(max_tokens=128, vocabulary=31)
 
 
 def test_bad_groups_between_good_ones_change_no_update() -> None:

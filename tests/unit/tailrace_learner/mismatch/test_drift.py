@@ -19,10 +19,11 @@ from tailrace_learner.core.batch.lineage import Ancestry
 from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.batch.row_builder import TrainingRowBuilder
 from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
-from tailrace_learner.core.mismatch.drift import drift_sums
+from tailrace_learner.core.mismatch.drift import DRIFT, add_errors, drift_sums, of_sources
 from tailrace_learner.core.mismatch.sentinel import Sentinel
 from tailrace_learner.core.step.critic_trainer import CriticTrainer
 from tailrace_learner.core.step.estimates import Roles
+from tailrace_learner.core.step.metric_sums import MetricSums
 from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.run_state import RunState
 from tailrace_learner.core.step.step import StepTrainer
@@ -110,6 +111,24 @@ def test_tokens_of_older_versions_give_no_reading() -> None:
     members = [by(GOOD, trajectory(i, float(i), versions=(0, 0, 0))) for i in range(2)]
     told = Stepper(1).step([group(members)], 1).metrics
     assert not [name for name in told if name.startswith("drift")]
+
+
+@pytest.mark.parametrize(("share", "found"), [(97, 0), (3, 1)])
+@pytest.mark.parametrize("value", [-50.0, -1000.0, -np.inf])
+def test_a_token_in_a_hundred_that_is_far_out_makes_no_server_wrong(
+    value: float, share: int, found: int
+) -> None:
+    sentinel = Sentinel(0.1, 256)
+    sentinel.begin(3)
+    for _ in range(6):
+        given = row([True] * 97, TokenSpan(3, BAD, 97))
+        learner_logprobs = torch.full((97,), -1.5)
+        inference_logprobs = learner_logprobs + 0.01
+        inference_logprobs[::share] = value
+        sums = MetricSums()
+        add_errors(sums, [given], inference_logprobs, learner_logprobs, given.is_current, age=0)
+        sentinel.read(of_sources(sums.split(DRIFT).totals()))
+    assert len(sentinel.found) == found
 
 
 def judged(sentinel: Sentinel, step: int, **sums: tuple[float, int]) -> list[ServerQuarantined]:

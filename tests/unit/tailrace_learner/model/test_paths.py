@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from tailrace.config import ConfigError
 from tailrace.model_probe import SHORT, shortened, special_lengths, stirred
@@ -16,10 +17,18 @@ from tailrace_learner.core.model.forward_path import path_of
 from tailrace_learner.core.model.policy import PolicyModel
 from tests.models.judge import CPU, check_learner, learner_verdict, lora_verdict, moved_model, rows
 from tests.models.page import PAGE, lines_of
+from tests.models.zoo import configuration
 
 
 def config(**model_args: Any) -> LearnerConfig:
     return LearnerConfig(device="cpu", model_args=ModelArgs(**model_args))
+
+
+def new_model(name: str, **keys: Any) -> Any:
+    """A model as transformers makes it, with small weights; `keys` replace those of the zoo."""
+    torch.manual_seed(0)
+    made = configuration(name, initializer_range=0.02, **keys)
+    return AutoModelForCausalLM.from_config(made, attn_implementation="eager").eval()
 
 
 # Layers of one class that differ, sinks, state over rows, rope by the batch, dropout without a module.
@@ -100,3 +109,51 @@ def test_a_probed_model_is_short_and_stirred_for_a_while() -> None:
         assert not torch.equal(norm, before)
     assert model.model.layers[0].self_attn.sliding_window == model.config.sliding_window == 4096
     assert torch.equal(norm, before)
+
+
+def test_a_cap_of_logits_counts_though_it_changes_none_yet() -> None:
+    model, plain = (new_model("gemma2", final_logit_softcapping=30.0) for _ in range(2))
+    prepared(model, config())
+    assert path_of(model).head == "own"
+    for each in (model, plain):  # as training might
+        each.model.norm.weight.data.fill_(60.0)
+    check_learner(model, plain)
+
+
+def test_a_clip_of_projections_counts_though_it_clips_nothing_yet() -> None:
+    model, plain = (new_model("olmo", clip_qkv=8.0) for _ in range(2))
+    prepared(model, config())
+    assert path_of(model).name == "shared"
+    for each in (model, plain):
+        for layer in each.model.layers:
+            for projection in (layer.self_attn.q_proj, layer.self_attn.v_proj):
+                projection.weight.data.mul_(200.0)
+    check_learner(model, plain)
+
+
+def test_temperature_by_place_counts_the_places_of_a_row() -> None:
+    keys = {"floor_scale": 140, "attention_chunk_size": 512}
+    model, plain = (new_model("llama4_text", **keys) for _ in range(2))
+    for each in (model, plain):
+        for layer in each.model.layers:
+            layer.self_attn.q_proj.weight.data.mul_(100.0)
+    prepared(model, config())
+    check_learner(model, plain)
+
+
+def test_attention_that_selects_keys_is_refused_where_the_check_selects_all() -> None:
+    model = new_model("minimax_m3_vl_text", index_block_size=16, index_topk_blocks=16)
+    prepared(model, config())
+    assert path_of(model).name == "rows"
+
+
+def test_a_context_shorter_than_the_checks_rows_is_enough() -> None:
+    model = prepared(new_model("gpt2", max_position_embeddings=64), config())
+    assert path_of(model).name == "shared"
+
+
+def test_layers_that_cannot_be_computed_again_are_named() -> None:
+    model = new_model("gpt_bigcode")
+    model.supports_gradient_checkpointing = False
+    with pytest.raises(ConfigError, match=r"disable_gradient_checkpointing: .*GPTBigCode"):
+        prepared(model, config(disable_gradient_checkpointing=False))
