@@ -6,8 +6,10 @@ import json
 import re
 from typing import Any
 
+import helm_python
 import pytest
 
+from tailrace.tracing import SALT_VARIABLE
 from tailrace_inference.metrics import COUNTERS, GAUGES
 from tests.chart.conftest import (
     CHART,
@@ -15,6 +17,8 @@ from tests.chart.conftest import (
     Render,
     container_of,
     experiment_of,
+    objects_in,
+    workloads,
 )
 
 # Scaling
@@ -130,6 +134,23 @@ def test_dashboards_are_config_maps_that_grafana_finds(everything: Any) -> None:
         assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
         for content in each["data"].values():
             assert json.loads(content)["panels"]
+
+
+def test_runs_with_one_name_have_different_traces(
+    chart: helm_python.Chart, values: dict[str, dict[str, Any]]
+) -> None:
+    def salts(name: str, namespace: str) -> set[str]:
+        objects = objects_in(chart.render(values["laptop-cpu"], name=name, namespace=namespace))
+        environments = [
+            {variable["name"]: variable.get("value") for variable in container_of(each)["env"]}
+            for each in workloads(objects)
+            if each["metadata"]["name"].removeprefix(f"{name}-") not in ("nats", "redis")
+        ]
+        return {environment[SALT_VARIABLE] for environment in environments}
+
+    found = [salts("demo", "one"), salts("demo", "two"), salts("other", "one")]
+    assert [len(each) for each in found] == [1, 1, 1]
+    assert len(set.union(*found)) == 3
 
 
 def test_alerts_are_rules_of_the_prometheus_operator(everything: Any) -> None:

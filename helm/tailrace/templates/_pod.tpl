@@ -237,6 +237,8 @@ topologySpreadConstraints:
 - {name: TAILRACE_METRICS_HOST, value: 0.0.0.0}
 - {name: TAILRACE_METRICS_PORT, value: "9090"}
 - {name: TAILRACE_STATE_DIR, value: /var/lib/tailrace}
+# Two runs with one name have different trace ids.
+- {name: TAILRACE_TRACE_SALT, value: {{ printf "%s/%s" $root.Release.Namespace $root.Release.Name | quote }}}
 - {name: TAILRACE_LOG, value: json}
 {{- with $root.Values.telemetry.logLevel }}
 - {name: TAILRACE_LOG_LEVEL, value: {{ . | quote }}}
