@@ -174,6 +174,8 @@ async def _run_all(
             slot = free.pop(0)
             log = output_dir / f"{run.path.name}.log" if len(slots) > 1 else None
             where = f"; output in {log}" if log else ""
+            if log:
+                log.touch(0o600)
             stderr.print(f"run {place} of {len(runs)}: {run.path.name}{where}", soft_wrap=True)
             with log.open("wb") if log else contextlib.nullcontext() as output:
                 child = await asyncio.create_subprocess_exec(
