@@ -225,6 +225,24 @@ def test_no_nats_and_no_run_are_errors(tmp_path: Path, monkeypatch: pytest.Monke
     assert "no directory of a run that goes on" in str(result.exception)
 
 
+def test_a_worker_of_a_run_waits_for_a_nats_that_starts_again(tmp_path: Path) -> None:
+    port = free_port()
+    process = subprocess.Popen(
+        [*TAILRACE, "serve", "my_tools:add"],
+        cwd=EXAMPLES,
+        env=environment(f"nats://127.0.0.1:{port}") | {"TAILRACE_READY_FILE": str(tmp_path / "ready")},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        while "waiting for nats" not in (line := process.stderr.readline()):
+            assert line, process.wait()
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_what_a_user_may_not_do_is_an_error(guarded_run: Path) -> None:
     servers = servers_of(guarded_run)
     url, password = servers.nats_url, servers.nats_passwords["learner"]
