@@ -17,6 +17,7 @@ import msgspec
 import yaml
 
 from tailrace.config import ConfigError
+from tailrace_cli.damaged import DamagedRunError
 from tailrace_cli.summary import NO_BASELINES, Baselines
 from tailrace_protos.event import Event, EventBody, RunFailed, RunFinished, RunStarted
 
@@ -31,18 +32,6 @@ class _Folders(msgspec.Struct):
 
     logging_dir: str = ""
     render_save_dir: str = ""
-
-
-class DamagedRunError(ConfigError):
-    """A file of a run holds something else than a run wrote there: `path`, `reason`."""
-
-    def __init__(self, path: Path, reason: object) -> None:
-        super().__init__(
-            f"{path} is damaged, or of another version of Tailrace ({' '.join(str(reason).split())}): "
-            "restore it, or move the run's folder away"
-        )
-        self.path = path
-        self.reason = str(reason)
 
 
 @dataclass(frozen=True)

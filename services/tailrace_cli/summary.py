@@ -1,6 +1,5 @@
 """Summary of a run: its `metrics.jsonl`, read as rows, its failures and hints, the table at its end."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
+from tailrace_cli.damaged import DamagedRunError
 from tailrace_protos.episode import Outcome
 from tailrace_protos.event import (
     EpisodeSettled,
@@ -27,23 +27,32 @@ from tailrace_protos.event import (
 from tailrace_scheduler.core.run_health import alike_text
 
 Row = dict[str, float | int | str | None]
+_rows = msgspec.json.Decoder(Row)
 Baselines = Mapping[str, Mapping[str, float]]  # success by tag and player
 NO_BASELINES: Baselines = {}
 GREEDY = "greedy"
 
 
 def read_metrics(run_dir: Path) -> list[Row]:
-    """Rows of a run's `metrics.jsonl`; a torn last line (the writer was killed) is left out."""
+    """Rows of a run's `metrics.jsonl`; a torn last line (the writer was killed) is left out.
+
+    Raises `DamagedRunError`.
+    """
     path = run_dir / "metrics.jsonl"
     if not path.exists():
         return []
-    rows: list[Row] = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
+    lines = path.read_bytes().splitlines(keepends=True)
+    return [_row(path, line) for line in lines if line.endswith(b"\n")]
+
+
+def _row(path: Path, line: bytes) -> Row:
+    try:
+        row = _rows.decode(line)
+    except msgspec.DecodeError as error:
+        raise DamagedRunError(path, error) from error
+    if "step" not in row:
+        raise DamagedRunError(path, "a row without a step")
+    return row
 
 
 def series(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:

@@ -24,7 +24,7 @@ from tailrace_cli.commands.doctor_engine import doctor_engine
 from tailrace_cli.config import ClusterConfig
 from tailrace_cli.console import stdout
 from tailrace_sandbox.adapters.groups import delegated_folder
-from tailrace_sandbox.adapters.place import probe
+from tailrace_sandbox.adapters.place import interpreter, probe
 from tailrace_sandbox.core.cgroups import NotDelegatedError
 from tailrace_sandbox.core.tiers import Features, findings, tier
 
@@ -150,10 +150,26 @@ def _sandbox(find_features: FindFeatures) -> Iterator[DoctorLine]:
         return
     for finding in findings(features):
         yield DoctorLine(finding.what, finding.state, finding.remedy)
+    yield _interpreter(features)
     yield _memory_limit()
     found = tier(features)
     otherwise = f"mend the above, or set sandbox.tier={found} and isolate the service"
     yield DoctorLine("sandbox tier", found, "" if found == "full" else otherwise)
+
+
+def _interpreter(features: Features) -> DoctorLine:
+    """The interpreter whose packages tool code has, where nothing names another one."""
+    try:
+        found = interpreter(features.own_user)
+    except ConfigError as error:
+        return DoctorLine("Python of tool code", "none", str(error), is_needed=False)
+    remedy = (
+        f"the user of tool code may not enter {sys.prefix}: for other packages name an interpreter "
+        "that all may run in sandbox.python"
+    )
+    return DoctorLine(
+        "Python of tool code", found, "" if found == sys.executable else remedy, is_needed=False
+    )
 
 
 def _memory_limit() -> DoctorLine:

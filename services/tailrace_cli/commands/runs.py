@@ -15,8 +15,9 @@ from rich.text import Text
 from tailrace.config import ConfigError
 from tailrace_cli.commands.options import Context, Kubeconfig, Namespace, OutputDir, Run
 from tailrace_cli.console import stdout, tell_error
+from tailrace_cli.damaged import DamagedRunError
 from tailrace_cli.log_text import print_log, readable
-from tailrace_cli.run_folders import DamagedRunError, RunFolder, State, find_run, runs_in
+from tailrace_cli.run_folders import RunFolder, State, find_run, runs_in
 from tailrace_cli.submission import releases
 from tailrace_cli.submission.cluster import Cluster
 from tailrace_cli.summary import last, read_health, read_metrics, summary_rows, summary_table
@@ -39,11 +40,10 @@ def runs_table(found: Iterable[RunFolder]) -> Table:
     table = Table("run", "state", "step", "sampled", "greedy", "time", box=None, pad_edge=False)
     for run in found:
         try:
-            state, _ = run.state()
+            (state, _), rows = run.state(), read_metrics(run.path)
         except DamagedRunError as error:
             table.add_row(Text(run.path.name), Text(f"damaged: {error.path.name}", style="red"))
             continue
-        rows = read_metrics(run.path)
         table.add_row(
             Text(run.path.name),
             Text(state, style=_STYLES.get(state, "")),

@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -148,45 +148,24 @@ async def _run_all(
     output_dir: Path,
 ) -> list[int]:
     """Exit codes of the runs that were started."""
-    room, interrupted = asyncio.Semaphore(len(slots)), asyncio.Event()
-    free = list(slots)
-    children: set[asyncio.subprocess.Process] = set()
+    room, children, free = asyncio.Semaphore(len(slots)), _Children(), list(slots)
     codes: list[int] = []
-
-    def interrupt() -> None:
-        if not interrupted.is_set():
-            interrupted.set()
-            for child in children:
-                with contextlib.suppress(ProcessLookupError):
-                    child.send_signal(signal.SIGTERM)
-
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, interrupt)
+        asyncio.get_running_loop().add_signal_handler(number, children.interrupt)
 
     async def play(place: int, run: RunFolder, words: Sequence[str]) -> None:
         async with room:
-            if interrupted.is_set():
+            if children.is_interrupted:
                 return
             if not words:
                 stderr.print(f"run {place} of {len(runs)}: {run.path.name} has done all its steps")
                 codes.append(0)
                 return
-            slot = free.pop(0)
             log = output_dir / f"{run.path.name}.log" if len(slots) > 1 else None
             where = f"; output in {log}" if log else ""
             stderr.print(f"run {place} of {len(runs)}: {run.path.name}{where}", soft_wrap=True)
-            with log.open("wb") if log else contextlib.nullcontext() as output:
-                child = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "tailrace", *words,
-                    stdout=output, stderr=output, env={**os.environ, **slot},
-                    start_new_session=True,  # Ctrl-C reaches this process, which passes it on
-                    preexec_fn=prepare_child,
-                )  # fmt: skip
-                children.add(child)
-                if interrupted.is_set():  # while it was started
-                    child.send_signal(signal.SIGTERM)
-                code = await child.wait()
-            children.discard(child)
+            slot = free.pop(0)
+            code = await children.run(words, slot, log)
             free.append(slot)
             codes.append(code)
             if code:
@@ -195,6 +174,44 @@ async def _run_all(
 
     await asyncio.gather(*(play(place, *each) for place, each in enumerate(runs, 1)))
     return codes
+
+
+class _Children:
+    """Processes of the runs, which one interruption ends."""
+
+    def __init__(self) -> None:
+        self.is_interrupted = False
+        self._running: set[asyncio.subprocess.Process] = set()
+
+    def interrupt(self) -> None:
+        """End all runs, as Ctrl-C does, once."""
+        if not self.is_interrupted:
+            self.is_interrupted = True
+            for child in self._running:
+                with contextlib.suppress(ProcessLookupError):
+                    child.send_signal(signal.SIGTERM)
+
+    async def run(self, words: Sequence[str], slot: Mapping[str, str], log: Path | None) -> int:
+        """Run `tailrace` with these words; its exit code."""
+        with _opened(log) if log else contextlib.nullcontext() as output:
+            child = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "tailrace", *words,
+                stdout=output, stderr=output, env={**os.environ, **slot},
+                start_new_session=True,  # Ctrl-C reaches this process, which passes it on
+                preexec_fn=prepare_child,
+            )  # fmt: skip
+            self._running.add(child)
+            if self.is_interrupted:  # while it was started
+                child.send_signal(signal.SIGTERM)
+            code = await child.wait()
+        self._running.discard(child)
+        return code
+
+
+def _opened(log: Path) -> IO[bytes]:
+    """A new log, readable by its owner alone."""
+    log.touch(0o600)
+    return log.open("wb")
 
 
 def _reason(log: Path) -> str:

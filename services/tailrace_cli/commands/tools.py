@@ -17,6 +17,7 @@ import uvloop
 from tailrace import log, tracing
 from tailrace.bus import Bus
 from tailrace.config import ConfigError, Endpoints
+from tailrace.runtime.service import READY_FILE
 from tailrace.store import StoreConnection, connect
 from tailrace.tools import ToolClient, ToolDeadlines
 from tailrace.tools.discovery import (
@@ -94,7 +95,8 @@ def serve(
     serving = ToolServing(tools or [], servers, run, max_concurrency, connect_within_s, drain_s)
     endpoints = _endpoints(nats, user, password, redis, run_dir, "tools")
     service = tool_service(serving, endpoints)
-    asyncio.run(_require_nats(endpoints))
+    if READY_FILE not in os.environ:  # a run's own worker waits for a NATS that starts again
+        asyncio.run(_require_nats(endpoints))
     log.configure(service="tools", run=run)
     tracing.configure(service.run, "tools", service.instance_id)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -11,7 +11,7 @@ from tailrace_cli.loading.memory import HOST, memory_of
 _SERVICES_BYTES = 2 << 30  # of the processes of a run, beside the model
 
 
-class Room(NamedTuple):
+class RunRoom(NamedTuple):
     """Runs that fit at once, at least one, and what there is no more of."""
 
     num_runs: int
@@ -20,11 +20,11 @@ class Room(NamedTuple):
 
 def room_for(
     experiment: Experiment, model: ModelFacts | None, machine: MachineFacts, num_cores: int
-) -> Room:
+) -> RunRoom:
     """Room of a machine for runs like this one."""
-    rooms = [Room(count, limit) for limit, count in _counts(experiment, model, machine, num_cores)]
+    rooms = [RunRoom(count, limit) for limit, count in _counts(experiment, model, machine, num_cores)]
     smallest = min(rooms)
-    return Room(max(1, smallest.num_runs), smallest.limit)
+    return RunRoom(max(1, smallest.num_runs), smallest.limit)
 
 
 def _counts(

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from tailrace_agents.adapters.kept_episodes import FOLDER, KeptEpisode
-from tailrace_cli.run_folders import DamagedRunError
+from tailrace_cli.damaged import DamagedRunError
 from tailrace_scheduler.core.evaluation import evaluation_of
 
 _MAX_CHARS = 6_000  # of a message

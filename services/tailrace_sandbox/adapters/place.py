@@ -107,7 +107,7 @@ async def prepare(
     metrics.TIER.labels(found).set(1)
     if found != "full":
         log.warning("tool code is not fully confined", tier=found)
-    python = _program(config.python or _interpreter(features.own_user))
+    python = _program(config.python or interpreter(features.own_user))
     base, lock = _make_base(config.workspace_dir, features.own_user)
     groups = _open_groups()
     log.info("sandbox", tier=found, landlock_abi=features.landlock_abi, python=python, base=base)
@@ -186,8 +186,8 @@ def _program(name: str) -> str:
     return os.path.abspath(found)
 
 
-def _interpreter(other_user: bool) -> str:
-    """Ours, unless another user could not enter its folder."""
+def interpreter(other_user: bool) -> str:
+    """Interpreter of tool code by default: ours, unless another user could not enter its folder."""
     if not other_user or (_is_open_to_all(Path(sys.base_prefix)) and _is_open_to_all(Path(sys.prefix))):
         return sys.executable
     if os.access(_SYSTEM_PYTHON, os.X_OK):

@@ -36,7 +36,7 @@ def report(find_features: Callable[[str], Awaitable[Features]]) -> tuple[int, di
     shown = io.StringIO()
     exit_code = report_machine(Console(file=shown, width=400), find_features)
     lines = [line.split(None, 1) for line in shown.getvalue().splitlines()[1:]]
-    return exit_code, {rest: mark for mark, rest in lines}
+    return exit_code, {" ".join(rest.split()): mark for mark, rest in lines}
 
 
 def mark_of(lines: dict[str, str], what: str) -> str:
@@ -82,6 +82,20 @@ def test_a_kernel_that_confines_less_is_named_with_a_remedy_and_exit_code_1(
 
 def test_a_user_who_is_not_root_needs_no_users_of_his_own() -> None:
     assert report(reporting(replace(FULL, is_root=False, own_user=False)))[0] == 0
+
+
+def test_the_interpreter_of_tool_code_is_named_with_a_note_where_it_is_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = replace(FULL, is_root=False, own_user=False)
+    assert mark_of(report(reporting(own))[1], f"Python of tool code {sys.executable}") == "ok"
+    monkeypatch.setattr(
+        "tailrace_cli.commands.doctor.interpreter", lambda _other_user: "/usr/bin/other"
+    )
+    exit_code, lines = report(reporting(FULL))
+    assert exit_code == 0
+    (line,) = [line for line, mark in lines.items() if mark == "note" and "/usr/bin/other" in line]
+    assert "sandbox.python" in line
 
 
 def test_an_interpreter_that_does_not_run_is_named() -> None:

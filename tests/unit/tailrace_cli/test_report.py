@@ -194,13 +194,31 @@ def test_a_recorded_command_has_no_credentials() -> None:
     assert command_line(words) == "tailrace train 'a b' --attach nats://host:1 redis://host"
 
 
-def test_a_browser_draws_the_curves(tmp_path: Path) -> None:
+def shown_by_a_browser(page: Path, folder: Path) -> str:
+    """The page's elements once its script has run."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no chromium on this machine")
-    page_of(make_run(tmp_path))
     options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000")
-    url = f"file://{tmp_path}/lake/report.html"
-    command = [browser, *options, f"--user-data-dir={tmp_path}/browser", "--dump-dom", url]
-    drawn = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    command = [browser, *options, f"--user-data-dir={folder}/browser", "--dump-dom", f"file://{page}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_a_browser_draws_the_curves(tmp_path: Path) -> None:
+    page_of(make_run(tmp_path))
+    drawn = shown_by_a_browser(tmp_path / "lake" / "report.html", tmp_path)
     assert drawn.count("<canvas") == 2  # success and reward: no other panel has values
+
+
+def test_what_a_reader_has_chosen_stays_when_the_page_reloads(tmp_path: Path) -> None:
+    text = page_of(make_run(tmp_path))
+    num_parts = text.count("<details")
+    kept = {"axis": 1, "zoom": [None, {"min": 6, "max": 8}], "open": [True] * num_parts, "top": 0}
+    before = (
+        f"<script>sessionStorage.setItem('kept of lake', JSON.stringify({json.dumps(kept)}))</script>"
+    )
+    page = tmp_path / "again.html"
+    page.write_text(text.replace("<title>", f"{before}<title>"))
+    shown = shown_by_a_browser(page, tmp_path)
+    assert re.search(r'data-axis="1" aria-pressed="true"', shown)
+    assert shown.count("<details open") == num_parts

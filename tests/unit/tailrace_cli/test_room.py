@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace_cli.loading.room import Room, gpu_shares, room_for
+from tailrace_cli.loading.room import RunRoom, gpu_shares, room_for
 from tests.unit.tailrace_cli.test_fitting import MODEL, experiment, machine
 
 ON_GPUS = ("learner.device=auto", "inference.device=auto", "learner.strategy_args.num_ranks=2")
@@ -14,17 +14,17 @@ ON_CPU = ("learner.device=cpu", "inference.device=cpu")
 @pytest.mark.parametrize(
     ("overrides", "host_gib", "gpus", "num_cores", "room"),
     [
-        ((*ON_CPU, "cluster.num_threads=1"), 1000, (), 8, Room(4, "processors")),
-        ((*ON_CPU, "cluster.num_threads=3"), 1000, (), 8, Room(1, "processors")),
-        ((*ON_CPU, "cluster.num_threads=1"), 90, (), 64, Room(2, "memory")),
-        ((*ON_CPU, "cluster.num_threads=1"), 1, (), 64, Room(1, "memory")),
-        ((*ON_GPUS, "cluster.num_inference_servers=2"), 1000, (80,) * 8, 64, Room(2, "GPUs")),
-        ((*ON_GPUS, "colocated=true"), 1000, (80,) * 8, 64, Room(4, "GPUs")),
-        ((*ON_GPUS, "cluster.learner_gpus=[0,1]"), 1000, (80,) * 8, 64, Room(21, "processors")),
+        ((*ON_CPU, "cluster.num_threads=1"), 1000, (), 8, RunRoom(4, "processors")),
+        ((*ON_CPU, "cluster.num_threads=3"), 1000, (), 8, RunRoom(1, "processors")),
+        ((*ON_CPU, "cluster.num_threads=1"), 90, (), 64, RunRoom(2, "memory")),
+        ((*ON_CPU, "cluster.num_threads=1"), 1, (), 64, RunRoom(1, "memory")),
+        ((*ON_GPUS, "cluster.num_inference_servers=2"), 1000, (80,) * 8, 64, RunRoom(2, "GPUs")),
+        ((*ON_GPUS, "colocated=true"), 1000, (80,) * 8, 64, RunRoom(4, "GPUs")),
+        ((*ON_GPUS, "cluster.learner_gpus=[0,1]"), 1000, (80,) * 8, 64, RunRoom(21, "processors")),
     ],
 )
 def test_what_a_machine_lacks_first_limits_the_runs_at_once(
-    overrides: tuple[str, ...], host_gib: float, gpus: tuple[int, ...], num_cores: int, room: Room
+    overrides: tuple[str, ...], host_gib: float, gpus: tuple[int, ...], num_cores: int, room: RunRoom
 ) -> None:
     made = experiment(*overrides)
     assert room_for(made, MODEL, machine(host_gib, *gpus), num_cores) == room

@@ -227,7 +227,14 @@ def test_a_report_is_written_of_a_run_as_it_stands(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["config.yaml", "events.jsonl", "launch.json", "baselines.json", "episodes/agents.jsonl"],
+    [
+        "config.yaml",
+        "events.jsonl",
+        "launch.json",
+        "baselines.json",
+        "metrics.jsonl",
+        "episodes/agents.jsonl",
+    ],
 )
 def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str) -> None:
     folder = make_run(tmp_path, STARTED)
@@ -239,10 +246,12 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str) -> None:
 
 def test_a_damaged_run_hides_no_other_one_from_the_list(tmp_path: Path) -> None:
     (make_run(tmp_path, STARTED, name="a") / "events.jsonl").write_text('{"type":"run_started"}\n')
-    make_run(tmp_path, STARTED, FINISHED, name="b")
+    (make_run(tmp_path, STARTED, name="b") / "metrics.jsonl").write_bytes(b"\xff\n")
+    make_run(tmp_path, STARTED, FINISHED, name="c")
     told = run("runs", "--output-dir", str(tmp_path)).splitlines()
     assert told[1].split() == ["a", "damaged:", "events.jsonl"]
-    assert "finished" in told[2]
+    assert told[2].split() == ["b", "damaged:", "metrics.jsonl"]
+    assert "finished" in told[3]
 
 
 def test_an_exception_in_a_log_is_shown_by_its_text_and_its_places(tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ def test_each_of_the_runs_at_once_has_the_environment_of_its_place(tmp_path: Pat
     assert sweep(runs, [{"TAILRACE_LOG": "json"}, {"TAILRACE_LOG": "xml"}], tmp_path) == 2
     assert "frozen_lake" in (tmp_path / "right.log").read_text()
     assert "TAILRACE_LOG='xml'" in (tmp_path / "wrong.log").read_text()
+    assert all(log.stat().st_mode & 0o077 == 0 for log in tmp_path.glob("*.log"))
 
 
 def test_as_many_runs_at_once_as_fit_are_told(capfd: pytest.CaptureFixture[str]) -> None:
