@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from tailrace.config import ConfigError
@@ -105,14 +106,30 @@ def _linear_layers(model: Any) -> list[str]:
     return [
         name
         for name, module in model.named_modules()
-        if module is not head and _own_kind(module).forward in (nn.Linear.forward, Conv1D.forward)
+        if module is not head and isinstance(module, nn.Linear | Conv1D) and _is_product(module)
     ]
 
 
-def _own_kind(module: nn.Module) -> type[nn.Module]:
-    """Class of a module, or the one that a faster class replaces."""
-    kind: type[nn.Module] = getattr(type(module), "replaces", type(module))
-    return kind
+@torch.no_grad()
+def _is_product(module: nn.Linear | Conv1D) -> bool:
+    """Tells whether a layer's output is its product alone: by its forward, or by a trial."""
+    kind = getattr(type(module), "replaces", type(module))
+    if kind.forward in (nn.Linear.forward, Conv1D.forward):
+        return True
+    weight = module.weight
+    sample = torch.randn((1, 3, weight.shape[-1]), generator=torch.Generator().manual_seed(0)).to(
+        weight
+    )
+    try:
+        found = module(sample)
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # it takes other input
+        return False
+    expected = functional.linear(sample, weight, module.bias)
+    return (
+        isinstance(found, Tensor)
+        and found.shape == expected.shape
+        and found.allclose(expected, 1e-4, 1e-4)
+    )
 
 
 @torch.no_grad()

@@ -41,6 +41,15 @@ def test_adapters_reach_weights_that_are_kept_as_columns() -> None:
     assert lora_verdict("gpt2") == "yes, shared prefixes"
 
 
+@pytest.mark.parametrize("name", ["llama4_text", "phimoe"])
+def test_routers_that_make_more_of_their_product_get_no_adapter(name: str) -> None:
+    assert not lora_verdict(name).startswith("refused")
+
+
+def test_a_linear_layer_with_a_forward_of_its_own_gets_an_adapter() -> None:
+    assert lora_verdict("falcon") == "one row at a time"
+
+
 def test_only_layers_that_rotate_get_the_fast_attention() -> None:
     model = prepared(moved_model("smollm3"), config())
     layers = model.model.layers
