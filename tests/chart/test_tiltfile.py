@@ -7,12 +7,18 @@ import os
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from urllib.parse import urlsplit
 
 import pytest
 import starlark
 import yaml
 
+from tailrace.chat import Renderer
+from tailrace.config import RunConfig
+from tailrace_gateway.adapters.model_calls import model_call_routes
+from tailrace_gateway.core.calls import ModelCalls
 from tests.chart.conftest import CHART, ROOT, Render, workloads
 
 # A built-in of Python takes no function.
@@ -228,6 +234,15 @@ def test_each_workload_is_a_resource_with_links(tilt: FakeTilt, render: Render) 
     assert resources["tailrace-agents"]["links"]
     ports = [forward[1] for named in resources.values() for forward in named["port_forwards"]]
     assert len(ports) == len(set(ports)), "two resources on one port"
+
+
+def test_the_link_to_the_gateway_needs_no_key() -> None:
+    resources = FakeTilt({"gateway": True}).of("k8s_resource")
+    (links,) = [named["links"] for arguments, named in resources if arguments[0] == "tailrace-gateway"]
+    (path,) = [urlsplit(link[1]).path for link in links if link[2] == "gateway"]
+    calls, renderer = cast(ModelCalls, None), cast(Renderer, SimpleNamespace(token_text=None))
+    routes = model_call_routes(calls, renderer, RunConfig(exp_name="demo"))
+    assert [route.path for route in routes if route.is_open] == [path]
 
 
 def test_the_job_of_a_run_has_one_name_whatever_it_runs(tilt: FakeTilt) -> None:

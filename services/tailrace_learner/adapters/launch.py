@@ -182,6 +182,7 @@ def run_ranks(args: StrategyArgs, module: str, argv: Sequence[str]) -> int:
     launch = LaunchConfig(
         min_nodes=nodes.num,
         max_nodes=nodes.num,
+        run_id="learner",  # the same on all nodes: they meet under this name
         nproc_per_node=nodes.ranks_of(args),
         rdzv_backend="c10d" if is_one else "static",  # static: rank 0 is on the first node
         rdzv_endpoint=nodes.master,

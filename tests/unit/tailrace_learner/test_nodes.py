@@ -1,0 +1,53 @@
+"""A learner on two nodes: an agent of each, as processes of this machine."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tailrace_cli.cluster.servers import choose_port
+
+AGENT = """
+import sys
+from tailrace_learner.adapters.launch import run_ranks
+from tailrace_learner.config_execution import StrategyArgs
+sys.exit(run_ranks(StrategyArgs(num_ranks=2), "meeting", sys.argv[1:]))
+"""
+RANK = """
+import json, sys
+from pathlib import Path
+import torch.distributed
+torch.distributed.init_process_group("gloo")
+rank, found = torch.distributed.get_rank(), [None, None]
+torch.distributed.all_gather_object(found, rank)
+Path(sys.argv[1], f"rank{rank}").write_text(json.dumps(found))
+"""
+
+
+def test_the_ranks_of_two_nodes_meet(tmp_path: Path) -> None:
+    (tmp_path / "meeting.py").write_text(RANK)
+    master = f"127.0.0.1:{choose_port(0, 'a port')}"
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-c", AGENT, str(tmp_path)],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
+                "TAILRACE_NUM_NODES": "2",
+                "TAILRACE_NODE_RANK": f"learner-{rank}",
+                "TAILRACE_MASTER": master,
+                "TAILRACE_ADVERTISE_HOST": "127.0.0.1",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert [node.wait(timeout=120) for node in nodes] == [0, 0]
+    finally:
+        for node in nodes:
+            node.kill()
+    for rank in range(2):
+        assert json.loads((tmp_path / f"rank{rank}").read_text()) == [0, 1]
