@@ -96,7 +96,8 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
 
     max_failed_starts: int = 5
     """Times in a row that a service may end before it is ready, or without a valid episode or a step
-    in between; then the run ends with exit code 1 and the end of the service's log. 0: never."""
+    in between (a learner: without a new step); then the run ends with exit code 1 and the end of the
+    service's log. 0: never."""
 
     num_threads: int = 1
     """Threads of numerical libraries in each process (OMP_NUM_THREADS); more than cores / processes

@@ -89,8 +89,8 @@ def trial_length(model: nn.Module) -> int:
     return min(length, context) if type(context) is int and context > 0 else length
 
 
-def _text_configuration(model: Any) -> Any:
-    config = getattr(model, "config", None)
+def _text_configuration(model: nn.Module) -> Any:
+    config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 

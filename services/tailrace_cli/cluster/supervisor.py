@@ -116,10 +116,14 @@ class Supervisor:
         """Restarts so far, by name."""
         return dict(self._num_restarts)
 
-    def progressed(self) -> None:
-        """The run has made progress: ends of processes until now do not keep it from going on."""
-        for failures in self._failures.values():
-            failures.num_without_progress = 0
+    def progressed(self, *, has_stepped: bool = True) -> None:
+        """The run has made progress: ends of processes until now do not keep it from going on.
+
+        Those of a learner do until there is a step (`has_stepped`): episodes say nothing about it.
+        """
+        for name, failures in self._failures.items():
+            if has_stepped or name != "learner":
+                failures.num_without_progress = 0
 
     def log_path(self, name: str) -> Path:
         """Path of the process's output."""

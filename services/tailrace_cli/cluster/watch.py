@@ -44,6 +44,7 @@ class Watch:
         self._logs_dir = logs_dir
         self._silence_s = silence_s
         self._progress_unix_s = 0.0
+        self._newest_step = -1
         self._heard = asyncio.Event()
         self._ended: asyncio.Future[RunStatus] = asyncio.get_running_loop().create_future()
         supervisor.expects_progress = True
@@ -54,7 +55,8 @@ class Watch:
         self._show(status)
         if status.progress_unix_s > self._progress_unix_s:
             self._progress_unix_s = status.progress_unix_s
-            self._supervisor.progressed()
+            self._supervisor.progressed(has_stepped=status.step > self._newest_step)
+            self._newest_step = max(status.step, self._newest_step)
         if status.phase in ENDS and not self._ended.done():
             self._ended.set_result(status)
 

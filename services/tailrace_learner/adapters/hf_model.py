@@ -199,6 +199,7 @@ def pick_path(model: Any, config: LearnerConfig) -> ForwardPath:
         packs=args.forward != "rows",
         rows=args.forward != "packed",
         shares_prefixes=config.shares_prefixes,
+        autocast=args.dtype == "bfloat16",
         speed_up=use_cpu_kernels if is_cpu else no_kernels,
         slow_down=use_own_forwards,
     )

@@ -116,6 +116,20 @@ async def test_a_service_that_fails_before_it_is_ready_or_without_progress_ends_
     assert error.exit_code == 1
 
 
+async def test_episodes_do_not_forgive_a_learner_that_makes_no_step(tmp_path: Path) -> None:
+    supervisor = Supervisor(
+        tmp_path / "logs", max_restarts=9, restart_window_s=60.0, max_failed_starts=2
+    )
+    supervisor.expects_progress = True
+    ready = tmp_path / "ready" / "learner"
+    program = ["/bin/sh", "-c", f"touch {ready}; exit 1"]
+    await supervisor.start(ProcessSpec("learner", program, ready_file=ready))
+    while not supervisor.failed.done():
+        supervisor.progressed(has_stepped=False)
+        await asyncio.sleep(0.01)
+    assert "2 times without a valid episode or step in between" in str(supervisor.failed.result())
+
+
 async def test_progress_forgives_the_ends_before_it(tmp_path: Path) -> None:
     supervisor = Supervisor(
         tmp_path / "logs", max_restarts=4, restart_window_s=60.0, max_failed_starts=2

@@ -74,6 +74,7 @@ class Wish:
     packs: bool = True
     rows: bool = True
     shares_prefixes: bool = True
+    autocast: bool = False  # passes compute in bfloat16
     speed_up: Callable[[Any], int] = no_kernels  # puts fast kernels in; returns their number
     slow_down: Callable[[Any], object] = no_kernels  # takes them out
 
@@ -105,6 +106,8 @@ def choose_path(model: Any, wish: Wish) -> ForwardPath:
     check = _Check(model, wish)
     path = check.path()
     set_path(model, path)
+    if wish.autocast:
+        check.try_bfloat16(path)
     return path
 
 
@@ -138,6 +141,17 @@ class _Check:
         if single and self._wish.rows:
             return self._way(single, max_packed_tokens=0, shares_prefixes=False)
         raise self._untrainable(self._reason)
+
+    def try_bfloat16(self, path: ForwardPath) -> None:
+        """Raises `UntrainableModelError` if a pass fails in bfloat16."""
+        trial = (self._anywhere or self._below)[0]
+        rows = self._rows(trial)
+        try:
+            with foreign_code("a pass in bfloat16"), torch.autocast(self._device.type, torch.bfloat16):
+                self._result(rows, partial(self._split, rows, path))
+        except ForeignCodeError as error:
+            reason = f"{error} (learner.model_args.dtype float32 is possible)"
+            raise self._untrainable(reason) from error
 
     def _untrainable(self, reason: str) -> UntrainableModelError:
         return UntrainableModelError(str(self._model.config.model_type), reason)

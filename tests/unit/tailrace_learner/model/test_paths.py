@@ -166,3 +166,9 @@ def test_layers_that_cannot_be_computed_again_are_named() -> None:
     model.supports_gradient_checkpointing = False
     with pytest.raises(ConfigError, match=r"disable_gradient_checkpointing: .*GPTBigCode"):
         prepared(model, config(disable_gradient_checkpointing=False))
+
+
+def test_a_model_that_fails_in_bfloat16_alone_is_refused_at_load() -> None:
+    with pytest.raises(ConfigError, match=r"'dbrx'.*bfloat16.*dtype float32 is possible"):
+        prepared(moved_model("dbrx"), config(dtype="bfloat16"))
+    prepared(moved_model("dbrx"), config())
