@@ -36,6 +36,7 @@ from tailrace_learner.config_execution import StrategyArgs
 
 log = get_logger(__name__)
 
+AGENT_PID = "TAILRACE_LEARNER_AGENT_PID"  # names the agent to its ranks
 _PR_SET_PDEATHSIG = 1
 _RENDEZVOUS_S = 900  # for all nodes to get their pods
 _EXIT_FAILED = 1
@@ -179,6 +180,7 @@ def run_ranks(args: StrategyArgs, module: str, argv: Sequence[str]) -> int:
     _silence_agent()
     nodes = Nodes.from_env()
     is_one = nodes.num == 1
+    os.environ[AGENT_PID] = str(os.getpid())
     launch = LaunchConfig(
         min_nodes=nodes.num,
         max_nodes=nodes.num,
@@ -203,7 +205,8 @@ def run_ranks(args: StrategyArgs, module: str, argv: Sequence[str]) -> int:
 def die_with_agent() -> None:
     """Have the kernel kill this rank when the agent dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:
+    # It may be dead already: another process is the parent then. In a container the agent has the id 1.
+    if os.environ.get(AGENT_PID, str(os.getppid())) != str(os.getppid()):
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -1,12 +1,16 @@
-"""A learner on two nodes: an agent of each, as processes of this machine."""
+"""A learner's agent and its ranks; on two nodes, an agent of each, as processes of this machine."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tailrace_cli.cluster.servers import choose_port
+from tailrace_learner.adapters.launch import AGENT_PID
 
 AGENT = """
 import sys
@@ -51,3 +55,13 @@ def test_the_ranks_of_two_nodes_meet(tmp_path: Path) -> None:
             node.kill()
     for rank in range(2):
         assert json.loads((tmp_path / f"rank{rank}").read_text()) == [0, 1]
+
+
+@pytest.mark.parametrize(("agent", "exit_code"), [("parent", 0), ("dead", -signal.SIGKILL)])
+def test_a_rank_lives_as_long_as_its_agent_whatever_id_that_has(agent: str, exit_code: int) -> None:
+    """In a container the agent has the id 1."""
+    run = "import os; os.getppid = lambda: 1\n"
+    run += "from tailrace_learner.adapters.launch import die_with_agent; die_with_agent()"
+    environment = {**os.environ, AGENT_PID: "1" if agent == "parent" else str(os.getpid())}
+    ended = subprocess.run([sys.executable, "-c", run], env=environment, check=False, timeout=120)
+    assert ended.returncode == exit_code
