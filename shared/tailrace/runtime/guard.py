@@ -81,7 +81,9 @@ class Guard:
             return self.record(where, error)
 
     def record(self, where: str, error: BaseException) -> Failure:
-        """Logs and counts an unexpected exception."""
+        """Logs and counts an unexpected exception; of a task group's only one, the exception itself."""
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
         kind = type(error).__name__
         metrics.FAILURES.labels(where, kind).inc()
         log.error("unexpected exception", where=where, error=kind, reason=str(error), exc_info=error)

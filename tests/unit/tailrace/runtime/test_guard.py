@@ -38,6 +38,12 @@ async def test_an_unexpected_exception_becomes_a_typed_failure() -> None:
     assert orders.given == []
 
 
+async def test_the_only_exception_of_a_task_group_is_told_as_itself() -> None:
+    group = ExceptionGroup("unhandled errors", [ExceptionGroup("again", [ValueError("no")])])
+    failure = await Orders().guard.run("here", fails(group))
+    assert failure == Failure("here", "ValueError", "no")
+
+
 async def test_an_exception_without_words_is_named_by_its_type() -> None:
     assert await Orders().guard.run("here", fails(KeyError())) == Failure(
         "here", "KeyError", "KeyError"
