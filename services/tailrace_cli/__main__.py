@@ -46,8 +46,13 @@ def refuse_dashed_keys(arguments: Sequence[str]) -> None:
         name, _, value = argument.partition("=")
         is_option = name[:2] != "--" or name.replace("_", "-") in options
         if not is_option and _is_key(key := name[2:].replace("-", "_")):
-            meant = value or ("" if behind[:1] == "-" or "=" in behind else behind)
-            raise ConfigError(f"{name} is a key, no option: write {key}={meant or '...'}")
+            raise ConfigError(f"{name} is a key, no option: write {key}={_meant(value, behind)}")
+
+
+def _meant(value: str, behind: str) -> str:
+    """Value of a key: behind its `=`, or the next argument if that is no option and no key."""
+    is_value = behind[:1] != "-" and "=" not in behind
+    return value or (behind if is_value else "") or "..."
 
 
 def _options(arguments: Sequence[str]) -> set[str]:

@@ -6,6 +6,7 @@ import stat
 
 _LOG = "/proc/self/fd/2"
 _MOST_BYTES = 1 << 20
+_IN_LOG = "See root cause above"  # vLLM: its engine core has told why
 # An exception as Python or a logger ends its traceback, behind the logger's own words.
 _EXCEPTION = re.compile(rb"^(?:.*[\])] )?((?:\w+\.)*\w+(?:Error|Exception|Exit): .+)$", re.MULTILINE)
 
@@ -18,8 +19,11 @@ class StartLog:
         is_file = found is not None and stat.S_ISREG(found.st_mode)
         self._start = found.st_size if found is not None and is_file else -1
 
-    def cause(self) -> str:
-        """Newest exception in these lines; empty without one."""
+    def told(self, error: Exception) -> str:
+        """Words of an error; where it points to the log, the newest exception there."""
+        return (_IN_LOG in str(error) and self._cause()) or str(error)
+
+    def _cause(self) -> str:
         if self._start < 0:
             return ""
         with open(_LOG, "rb") as log:

@@ -60,7 +60,6 @@ _CONTROL_S = 60.0  # deadline of a control call; a death ends it earlier
 _PING_S = 0.25  # between two questions whether the engine answers
 _HUNG_S = 1.0  # without an answer and without any processor time: stopped
 _STUCK_S = 120.0  # without an answer, but busy
-_IN_LOG = "See root cause above"  # in the error of a start whose engine core has told why
 _RETRY_AFTER_S = 0.5
 
 
@@ -89,8 +88,7 @@ class VllmEngine(StagedEngine):
         self._calls: dict[str, VllmCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._guides: Guides | None = None
-        self._counts, self._stats = CallCounts(), SchedulerStats()
-        self._policy_version = -1
+        self._counts, self._stats, self._policy_version = CallCounts(), SchedulerStats(), -1
         self._group: NodeGroup | None = None  # of a server on several nodes
         self._is_paused = self._sleeps = False
         self._control = asyncio.Lock()
@@ -114,8 +112,7 @@ class VllmEngine(StagedEngine):
             node=node,
             welcome=welcome,
         )
-        os.environ[SERVER_PID] = str(os.getpid())
-        os.environ["VLLM_RPC_BASE_PATH"] = folder
+        os.environ |= {SERVER_PID: str(os.getpid()), "VLLM_RPC_BASE_PATH": folder}
         log_of_start = StartLog()
         build = partial(AsyncLLM.from_engine_args, args, stat_loggers=[lambda *_: self._stats])
         try:
@@ -123,8 +120,7 @@ class VllmEngine(StagedEngine):
         except EngineFailedError:
             raise
         except (ValueError, RuntimeError) as error:
-            cause = log_of_start.cause() if _IN_LOG in str(error) else ""
-            raise EngineRefusalError(f"vLLM does not start: {cause or error}") from error
+            raise EngineRefusalError(f"vLLM does not start: {log_of_start.told(error)}") from error
         dtype = self._llm.model_config.dtype
         self._stage = await asyncio.to_thread(HostStage, self._folder.path, dtype)
         if self._tokenizer is not None:

@@ -7,7 +7,7 @@ one, and their outputs are dropped.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -202,13 +202,8 @@ def tailrace_attention(
     model_type = str(getattr(getattr(module, "config", None), "model_type", type(module).__name__))
     if step is None:
         raise UnsupportedModelError(model_type, "it does not pass arguments to its attention")
-    if attention_mask is not None:
-        raise UnsupportedModelError(model_type, "its attention has a mask of its own")
-    for name, given in kwargs.items():
-        if isinstance(given, Tensor) and name not in _KNOWN_TENSORS:
-            raise UnsupportedModelError(model_type, f"its attention uses {name!r}")
-    if key.shape[2] != query.shape[2]:
-        raise UnsupportedModelError(model_type, "its attention has more keys than tokens")
+    if reason := _not_computed(query, key, attention_mask, kwargs):
+        raise UnsupportedModelError(model_type, reason)
     layer = getattr(module, "layer_idx", None)
     if layer is None:
         raise UnsupportedModelError(model_type, "its attention layers have no layer_idx")
@@ -218,6 +213,18 @@ def tailrace_attention(
     variant = Variant(scale, sliding_window or 0, softcap or 0.0, s_aux)
     out = step.attend(layer, flat[0], flat[1], flat[2], variant)
     return out.view(1, num_tokens, num_heads, -1), None
+
+
+def _not_computed(
+    query: Tensor, key: Tensor, attention_mask: Tensor | None, kwargs: Mapping[str, Any]
+) -> str:
+    """What a model asks of its attention that ours does not compute; empty: nothing."""
+    if attention_mask is not None:
+        return "its attention has a mask of its own"
+    for name, given in kwargs.items():
+        if isinstance(given, Tensor) and name not in _KNOWN_TENSORS:
+            return f"its attention uses {name!r}"
+    return "its attention has more keys than tokens" if key.shape[2] != query.shape[2] else ""
 
 
 def register_attention() -> None:

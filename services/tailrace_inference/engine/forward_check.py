@@ -233,8 +233,7 @@ class ForwardChooser:
         cache = KVCache(layers, 1 + sum(blocks), _BLOCK_TOKENS, self._device, dtype)
         tables = torch.split(torch.arange(1, 1 + sum(blocks), device=self._device), blocks)
         done, errors = [0, 0], []
-        rest = max(len(ids[1]) - _FIRST[1] - sum(num for _, num in _LAST), 1)
-        for pieces in (_FIRST, (1, rest), *_LAST):
+        for pieces in _pieces(len(ids[1])):
             take = [min(n, len(x) - d) for n, x, d in zip(pieces, ids, done, strict=True)]
             parts = [
                 torch.arange(d, d + n, device=self._device) for d, n in zip(done, take, strict=True)
@@ -262,6 +261,12 @@ class ForwardChooser:
                 )
                 first = end
         return AttentionStep(cache, torch.cat(slots) if slots else torch.empty(0), groups)
+
+
+def _pieces(num_tokens: int) -> Iterator[tuple[int, int]]:
+    """Tokens of (short, long) sequence in each step; `num_tokens` has the long one."""
+    rest = num_tokens - _FIRST[1] - sum(num for _, num in _LAST)
+    yield from (_FIRST, (1, max(rest, 1)), *_LAST)
 
 
 def drawn_sequences(model: Any, longest: int, seed: int) -> list[Tensor]:

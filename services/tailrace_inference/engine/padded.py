@@ -96,12 +96,12 @@ def _difference(model: Any, sequences: Sequence[Tensor]) -> str:
     lengths = np.array([len(ids) - _NUM_DECODED for ids in arrays])
     padded = PaddedCache(model, sequences[0].device)
     found = [padded.prefill([ids[:end] for ids, end in zip(arrays, lengths, strict=True)])]
-    wanted = [torch.stack([each[end - 1] for each, end in zip(expected, lengths, strict=True)])]
+    wanted = [_at(expected, lengths - 1)]
     for _ in range(_NUM_DECODED):
         tokens = np.array([ids[end] for ids, end in zip(arrays, lengths, strict=True)])
         lengths = lengths + 1
         found.append(padded.decode(tokens, lengths))
-        wanted.append(torch.stack([each[end - 1] for each, end in zip(expected, lengths, strict=True)]))
+        wanted.append(_at(expected, lengths - 1))
     padded.keep(np.array([0]))
     right = torch.cat(wanted)
     spread = (right - right.mean(-1, keepdim=True)).norm(dim=-1).clamp_min(1e-12)
@@ -111,6 +111,11 @@ def _difference(model: Any, sequences: Sequence[Tensor]) -> str:
     if error <= TOLERANCE[dtype]:
         return ""
     return f"a padded batch has other logits than single sequences, by {error:.2g} of their spread"
+
+
+def _at(rows: Sequence[Tensor], places: Int64Array) -> Tensor:
+    """Row [n, vocabulary] of each sequence at its place."""
+    return torch.stack([each[place] for each, place in zip(rows, places, strict=True)])
 
 
 def _alone(model: Any, ids: Tensor) -> Tensor:

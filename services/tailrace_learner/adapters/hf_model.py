@@ -26,8 +26,8 @@ from tailrace_learner.core.cpu.fast_layer import use_cpu_kernels
 from tailrace_learner.core.cpu.kernels import select_matmul
 from tailrace_learner.core.cpu.replacing import use_own_forwards
 from tailrace_learner.core.model import attention
-from tailrace_learner.core.model.forward_path import ForwardPath
-from tailrace_learner.core.model.path_check import UntrainableModelError, Wish, choose_path, no_kernels
+from tailrace_learner.core.model.forward_path import ForwardPath, UntrainableModelError
+from tailrace_learner.core.model.path_check import Wish, choose_path, no_kernels
 from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_protos.weights import ModelCard
 

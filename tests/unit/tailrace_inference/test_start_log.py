@@ -14,8 +14,9 @@ from tailrace_inference.adapters.start_log import StartLog
 print("ValueError: of an earlier start", file=sys.stderr, flush=True)
 log = StartLog()
 subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write(sys.argv[1])", sys.argv[1]])
-print(log.cause())
+print(log.told(RuntimeError(sys.argv[2])))
 """
+POINTER = "Engine core initialization failed. See root cause above."
 OF_VLLM = """\
 (EngineCore pid=12) ERROR 11-26 03:00:00 [core.py:1510] EngineCore failed to start.
 (EngineCore pid=12) ERROR 11-26 03:00:00 [core.py:1510] Traceback (most recent call last):
@@ -26,26 +27,27 @@ OF_VLLM = """\
 
 
 @pytest.mark.parametrize(
-    ("said", "cause"),
+    ("said", "error", "cause"),
     [
-        (OF_VLLM, "ValueError: No available memory for the cache."),
+        (OF_VLLM, POINTER, "ValueError: No available memory for the cache."),
         (
             "Traceback\n  File x\ntorch.OutOfMemoryError: of a device\n",
+            POINTER,
             "torch.OutOfMemoryError: of a device",
         ),
-        ("INFO all is well\n", ""),
+        ("INFO all is well\n", POINTER, POINTER),
+        (OF_VLLM, "a setting is wrong", "a setting is wrong"),
     ],
 )
-def test_the_newest_exception_since_the_start_is_the_cause(
-    said: str, cause: str, tmp_path: Path
+def test_the_newest_exception_since_the_start_is_the_cause_that_an_error_points_to(
+    said: str, error: str, cause: str, tmp_path: Path
 ) -> None:
+    argv = [sys.executable, "-c", PROGRAM, said, error]
     with (tmp_path / "log").open("ab") as log:
-        told = subprocess.run(
-            [sys.executable, "-c", PROGRAM, said], stdout=subprocess.PIPE, stderr=log, check=True
-        )
+        told = subprocess.run(argv, stdout=subprocess.PIPE, stderr=log, check=True)
     assert told.stdout.decode().strip() == cause
 
 
 def test_a_log_that_is_no_file_tells_none() -> None:
-    argv = [sys.executable, "-c", PROGRAM, OF_VLLM]
-    assert subprocess.run(argv, capture_output=True, check=True).stdout.strip() == b""
+    argv = [sys.executable, "-c", PROGRAM, OF_VLLM, POINTER]
+    assert subprocess.run(argv, capture_output=True, check=True).stdout.decode().strip() == POINTER

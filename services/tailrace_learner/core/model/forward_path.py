@@ -20,6 +20,15 @@ from tailrace_learner.core.batch.rows import TrainingRow
 PACKED = "tailrace_packed"  # name of packed attention
 
 
+class UntrainableModelError(ValueError):
+    """No way computes what the plain model computes. Attributes: `model_type`, `reason`."""
+
+    def __init__(self, model_type: str, reason: str) -> None:
+        super().__init__(f"model_type {model_type!r} cannot be trained: {reason}")
+        self.model_type = model_type
+        self.reason = reason
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardPath:
     """The way of a model's rows; as it stands, the fastest one."""

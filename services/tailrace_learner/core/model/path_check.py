@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,30 +35,21 @@ from tailrace_learner.core.batch.rows import TrainingRow, demonstration_row
 from tailrace_learner.core.model.forward_path import (
     PACKED,
     ForwardPath,
+    UntrainableModelError,
     decoder_of,
     hidden_states,
-    own_logits,
     set_evaluation,
     set_path,
     use_attention,
 )
+from tailrace_learner.core.model.head_check import head_kind
 
 _TOLERANCE = 2e-4  # of the worst token, float32
 _GRADIENT_TOLERANCE = 2e-3  # of the worst token: sums of both signs cancel
 _HALF_TOLERANCE = 0.05  # mean over tokens, of attention that computes in half precision only
 _LONG_OF_SHORT = 44  # for the CPU's kernels of short rows
 _LEAST_LONG = 12
-_LOUD = 1e3  # spread of logits beyond every cap
 _NUM_DRAWS = 6  # of tokens: near ties of routers and of rounding spoil some, on each processor others
-
-
-class UntrainableModelError(ValueError):
-    """No way computes what the plain model computes. Attributes: `model_type`, `reason`."""
-
-    def __init__(self, model_type: str, reason: str) -> None:
-        super().__init__(f"model_type {model_type!r} cannot be trained: {reason}")
-        self.model_type = model_type
-        self.reason = reason
 
 
 def no_kernels(model: Any) -> int:
@@ -122,7 +113,7 @@ class _Check:
         least = min(special_lengths(model).values(), default=0)
         self._bound = least - 1 if least else None  # rows up to it reach no special length
         use_attention(model, "eager")
-        self._head_kind = self._head()
+        self._head_kind = head_kind(model, self._token_ids[:6])
         longest = trial_length(model)
         lengths = longest, min(longest, _LONG_OF_SHORT)
         self._anywhere = self._trials(*lengths, is_short=bool(least))
@@ -348,46 +339,10 @@ class _Check:
             sums.index_add_(0, places, grad.flatten(0, -2).float().cpu())
         return _Found([each.detach().cpu() for each in states], sums)
 
-    @torch.no_grad()
-    def _head(self) -> Literal["matrix", "own"]:
-        """Head that gives the model's own logits; raises `UntrainableModelError`."""
-        model = self._model
-        if decoder_of(model) is model:
-            raise self._untrainable("its decoder is no module of its own")
-        caught: list[Any] = []
-        hook = decoder_of(model).register_forward_hook(lambda m, args, output: caught.append(output))
-        ids = torch.from_numpy(self._token_ids[:6]).to(self._device).unsqueeze(0)
-        try:
-            with foreign_code("the plain model"):
-                logits = model(input_ids=ids, use_cache=False).logits[0].float()
-                hidden = caught[0].last_hidden_state[0]
-                own = own_logits(model, hidden).float()
-                # A cap leaves the small logits of a new model as they are.
-                loud = hidden.float() * (_LOUD / logits.std().clamp_min(1e-6))
-                of_loud = own_logits(model, loud.to(hidden)).float()
-        except ForeignCodeError as error:
-            raise self._untrainable(str(error)) from error
-        finally:
-            hook.remove()
-        weight: Any = getattr(model.get_output_embeddings(), "weight", None)
-        if not _alike(own, logits):
-            raise self._untrainable("its logits depend on more than hidden states")
-        fits = weight is not None and weight.shape == (logits.shape[-1], hidden.shape[-1])
-        if not fits or not logits.std() > 0:
-            return "own"
-        matrix = weight.float().t()
-        is_matrix = _alike(hidden.float() @ matrix, logits) and _alike(loud @ matrix, of_loud)
-        return "matrix" if is_matrix else "own"
-
 
 def _num_shared(trial: _Trial) -> int:
     """Tokens that the two longer rows of a trial have in common."""
     return max(trial.num_tokens // 2, 8)
-
-
-def _alike(found: Tensor, expected: Tensor) -> bool:
-    scale = float(expected.std()) or 1.0
-    return bool((found - expected).abs().max() <= 1e-3 * scale)
 
 
 def _difference(found: _Found, plain: _Found, *, is_half: bool) -> str:
