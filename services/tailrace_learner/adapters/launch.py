@@ -1,7 +1,7 @@
 """Start of the learner's ranks: one worker alone, or rank 0 with its mirrors under torchrun's agent.
 
 With several ranks the process that the supervisor knows becomes torchrun's elastic agent, one on each
-node. It ends when any rank ends, and ends the others. A rank never outlives it: the kernel kills the
+node. It ends when any rank ends, and ends the others; agents of other nodes end with it (`nodes.py`). A rank never outlives it: the kernel kills the
 ranks of a killed agent. Exit codes pass through: 2 (a user's mistake) stays 2; a killed rank makes it
 1.
 """
@@ -25,7 +25,7 @@ from tailrace.config import ConfigError, RunConfig, advertised_host
 from tailrace.log import get_logger
 from tailrace.runtime.service import CLOSE_TIMEOUT_S
 from tailrace_learner.adapters.hf_model import pick_device
-from tailrace_learner.adapters.nodes import MEETING_S, Nodes, watch_nodes
+from tailrace_learner.adapters.nodes import MEETING_S, Nodes, end_when_told, watch_nodes
 from tailrace_learner.adapters.rank_controller import RankController, follow
 from tailrace_learner.adapters.ranks import TorchRanks, check_launch, launched_rank
 from tailrace_learner.adapters.strategies.base import Strategy
@@ -35,6 +35,7 @@ from tailrace_learner.adapters.strategies.megatron import MegatronStrategy
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_execution import StrategyArgs
+from tailrace_protos.base import encode_json
 
 log = get_logger(__name__)
 
@@ -79,7 +80,7 @@ def gather_ranks(run: RunConfig, config: LearnerConfig) -> Worker:
     """Returns a worker alone, or in rank 0 the controller of all ranks once they have joined."""
     if launched_rank() is None:
         return Worker(run, config, Strategy())
-    ranks = _join(config)
+    ranks = _join(run, config)
     return RankController(run, config, _strategy(ranks, config), ranks)
 
 
@@ -93,7 +94,7 @@ def join_ranks(run: RunConfig, config: LearnerConfig, instance_id: str) -> int:
     torch.set_num_threads(config.num_threads)
     if os.environ.get("LOCAL_RANK") == "0":
         _listen()  # rank 0 answers for the first node
-    ranks = _join(config)
+    ranks = _join(run, config)
     follow(Worker(run, config, _strategy(ranks, config)), ranks)
     return 0
 
@@ -114,7 +115,7 @@ def leave(exit_code: int) -> int:
     return exit_code
 
 
-def _join(config: LearnerConfig) -> TorchRanks:
+def _join(run: RunConfig, config: LearnerConfig) -> TorchRanks:
     die_with_agent()
     check_launch(config.strategy_args)
     device = pick_device(config)
@@ -122,6 +123,11 @@ def _join(config: LearnerConfig) -> TorchRanks:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     ranks = TorchRanks(config.strategy_args, device)
     log.info("rank joined", rank=ranks.rank, num_ranks=ranks.num_ranks)
+    if len(set(ranks.collect(encode_json((run, config))))) > 1:
+        raise RuntimeError(
+            "ranks of the learner have different experiments: all end, and meet again. Remedy if that "
+            "goes on: give every node the same file"
+        )
     return ranks
 
 
@@ -164,6 +170,8 @@ def run_ranks(args: StrategyArgs, drain_s: float, module: str, argv: Sequence[st
         local_addr="127.0.0.1" if is_one else advertised_host(),
     )
     if not is_one:
+        end_when_told()
+        log.info("waits for the other nodes", node=nodes.rank, num_nodes=nodes.num, master=nodes.master)
         watch_nodes(nodes)
     try:
         elastic_launch(launch, sys.executable)("-m", module, *argv)

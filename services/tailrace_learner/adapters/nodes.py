@@ -8,12 +8,14 @@ agent takes the place of a dead one, or when the store is gone. Ranks that are e
 """
 
 import os
+import signal
 import threading
 import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NoReturn
 
 from torch.distributed import TCPStore
 
@@ -64,6 +66,29 @@ class Nodes:
                 "equal parts of it; make it a multiple"
             )
         return args.num_ranks // self.num
+
+
+def end_when_told() -> None:
+    """End this process at a signal as long as it waits for the other nodes.
+
+    Torch waits outside of Python, where no handler runs. Its own handlers replace ours when the ranks
+    start.
+    """
+
+    def end(*_: object) -> NoReturn:
+        os._exit(0)
+
+    def wait() -> None:
+        while os.read(reader, 1):
+            if signal.getsignal(signal.SIGTERM) is end:
+                end()
+
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=wait, name="signals", daemon=True).start()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
 
 
 def watch_nodes(nodes: Nodes) -> None:

@@ -29,7 +29,9 @@ NODES = ("learner-0", "learner-1")
 ENDS_WITHIN_S = 90.0
 
 
-def start_nodes(run: LearnerRun, names: Sequence[str] = NODES, port: int = 0) -> int:
+def start_nodes(
+    run: LearnerRun, names: Sequence[str] = NODES, port: int = 0, config: str = "experiment.yaml"
+) -> int:
     """Start the learner's process of each node as its pod does; returns the port of the first."""
     port = port or free_port()
     for name in names:
@@ -41,7 +43,7 @@ def start_nodes(run: LearnerRun, names: Sequence[str] = NODES, port: int = 0) ->
         }
         process = ServiceProcess(
             "learner",
-            run.folder / "experiment.yaml",
+            run.folder / config,
             run.env | nodes,
             run.folder / f"{name}.log",
             ("--instance-id", f"run-{name}"),
@@ -128,6 +130,23 @@ async def test_a_lost_node_ends_the_other_and_both_go_on(
     assert await trained_once(run) == {
         group_id: index // 2 + 1 for index, group_id in enumerate(group_ids)
     }
+    assert stop_nodes(run) == [0, 0]
+
+
+async def test_nodes_with_different_experiments_do_not_train(learner_run: LearnerRun) -> None:
+    """An upgrade of the chart changes the experiment of one pod after the other."""
+    run = learner_run
+    run.configure(strategy_args=TWO_RANKS, training_args={"learning_rate": 0.5})
+    before = (run.folder / "experiment.yaml").rename(run.folder / "before.yaml")
+    run.configure(strategy_args=TWO_RANKS)
+    port = start_nodes(run, NODES[1:], config=before.name)
+    start_nodes(run, NODES[:1], port)
+    assert [run.ended(name, ENDS_WITHIN_S) for name in NODES] == [1, 1]
+    assert "different experiments" in run.log_of(NODES[0])
+
+    run.start("weight_sync")
+    start_nodes(run, NODES, port)
+    await run.until(LearnerResumed)
     assert stop_nodes(run) == [0, 0]
 
 

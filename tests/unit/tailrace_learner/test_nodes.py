@@ -72,6 +72,31 @@ def test_the_ranks_of_two_nodes_meet(tmp_path: Path) -> None:
         assert json.loads((tmp_path / f"rank{rank}").read_text()) == [0, 1]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_node_that_waits_for_others_ends_when_told(tmp_path: Path, rank: int) -> None:
+    """As process 1 of a container it would not: the kernel drops signals without a handler there."""
+    nodes = {
+        "TAILRACE_NUM_NODES": "2",
+        "TAILRACE_NODE_RANK": str(rank),
+        "TAILRACE_MASTER": f"127.0.0.1:{choose_port(0, 'a port')}",
+    }
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    with subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(tmp_path)],
+        env={**os.environ, **nodes, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as agent:
+        try:
+            assert agent.stdout is not None
+            assert any("waits for the other nodes" in line for line in agent.stdout)
+            agent.terminate()
+            assert agent.wait(timeout=60) == 0
+        finally:
+            agent.kill()
+
+
 @pytest.mark.heavy
 def test_ranks_have_drain_s_to_save(tmp_path: Path) -> None:
     """However long it is; on one node."""
