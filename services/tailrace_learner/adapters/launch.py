@@ -1,9 +1,9 @@
 """Start of the learner's ranks: one worker alone, or rank 0 with its mirrors under torchrun's agent.
 
 With several ranks the process that the supervisor knows becomes torchrun's elastic agent, one on each
-node. It ends when any rank ends, and ends the others; agents of other nodes end with it (`nodes.py`). A rank never outlives it: the kernel kills the
-ranks of a killed agent. Exit codes pass through: 2 (a user's mistake) stays 2; a killed rank makes it
-1.
+node. It ends when any rank ends, and ends the others; agents of other nodes end with it (`nodes.py`). A
+rank never outlives it: the kernel kills the ranks of a killed agent. Exit codes pass through: 2 (a
+user's mistake) stays 2; a killed rank makes it 1.
 """
 
 import ctypes

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NoReturn
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, says its documentation
 
 from tailrace.config import ConfigError
 from tailrace.log import get_logger
