@@ -296,7 +296,7 @@ def run(args: Args) -> int:
     if rank is not None or config.strategy_args.resolved_name != "single":
         ready_host(config)
         if rank is None:
-            return run_ranks(config.strategy_args, "tailrace_learner", sys.argv[1:])
+            return run_ranks(config.strategy_args, config.drain_s, "tailrace_learner", sys.argv[1:])
     if rank:
         return join_ranks(args.run, config, args.instance_id)
     return serve(build, args)

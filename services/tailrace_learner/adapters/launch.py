@@ -1,18 +1,18 @@
 """Start of the learner's ranks: one worker alone, or rank 0 with its mirrors under torchrun's agent.
 
 With several ranks the process that the supervisor knows becomes torchrun's elastic agent, one on each
-node. It ends when any rank ends, and ends the others. A rank never outlives it: the kernel kills the
-ranks of a killed agent. Exit codes pass through: 2 (a user's mistake) stays 2; a killed rank makes it
-1.
+node. It ends when any rank ends, and ends the others; agents of other nodes end with it (`nodes.py`). A
+rank never outlives it: the kernel kills the ranks of a killed agent. Exit codes pass through: 2 (a
+user's mistake) stays 2; a killed rank makes it 1.
 """
 
 import ctypes
 import logging
+import math
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from prometheus_client import start_http_server
@@ -23,7 +23,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from tailrace import log as tailrace_log
 from tailrace.config import ConfigError, RunConfig, advertised_host
 from tailrace.log import get_logger
+from tailrace.runtime.service import CLOSE_TIMEOUT_S
 from tailrace_learner.adapters.hf_model import pick_device
+from tailrace_learner.adapters.nodes import MEETING_S, Nodes, end_when_told, watch_nodes
 from tailrace_learner.adapters.rank_controller import RankController, follow
 from tailrace_learner.adapters.ranks import TorchRanks, check_launch, launched_rank
 from tailrace_learner.adapters.strategies.base import Strategy
@@ -33,12 +35,12 @@ from tailrace_learner.adapters.strategies.megatron import MegatronStrategy
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_execution import StrategyArgs
+from tailrace_protos.base import encode_json
 
 log = get_logger(__name__)
 
 AGENT_PID = "TAILRACE_LEARNER_AGENT_PID"  # names the agent to its ranks
 _PR_SET_PDEATHSIG = 1
-_RENDEZVOUS_S = 900  # for all nodes to get their pods
 _EXIT_FAILED = 1
 _EXIT_CONFIG = 2
 
@@ -53,42 +55,6 @@ def ready_host(config: LearnerConfig) -> None:
         check_gpus(Nodes.from_env().ranks_of(config.strategy_args), torch.cuda.device_count())
     for name, value in rank_environment(config.strategy_args.resolved_name, device.type).items():
         os.environ.setdefault(name, value)
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """Hosts of the learner's ranks; this one has number `rank` and reaches the first at `master`."""
-
-    num: int = 1
-    rank: int = 0
-    master: str = "127.0.0.1:0"
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str] = os.environ) -> "Nodes":
-        """Reads `TAILRACE_NUM_NODES`, `TAILRACE_NODE_RANK` and `TAILRACE_MASTER` (host:port).
-
-        A node's rank may be the name of its pod, which ends with it.
-        """
-        num = env.get("TAILRACE_NUM_NODES", "1")
-        rank = env.get("TAILRACE_NODE_RANK", "0").rpartition("-")[2]
-        if not num.isdigit() or not rank.isdigit() or int(rank) >= int(num):
-            raise ConfigError(
-                f"TAILRACE_NODE_RANK ({rank!r}) must be a number below TAILRACE_NUM_NODES ({num!r})"
-            )
-        if int(num) == 1:
-            return cls()
-        if ":" not in env.get("TAILRACE_MASTER", ""):
-            raise ConfigError("TAILRACE_MASTER must be host:port of the first of TAILRACE_NUM_NODES")
-        return cls(int(num), int(rank), env["TAILRACE_MASTER"])
-
-    def ranks_of(self, args: StrategyArgs) -> int:
-        """Ranks of each node; `ConfigError` if they cannot be equal."""
-        if args.num_ranks % self.num:
-            raise ConfigError(
-                f"learner.strategy_args.num_ranks is {args.num_ranks}: {self.num} nodes cannot have "
-                "equal parts of it; make it a multiple"
-            )
-        return args.num_ranks // self.num
 
 
 def check_gpus(num_ranks: int, num_gpus: int) -> None:
@@ -114,7 +80,7 @@ def gather_ranks(run: RunConfig, config: LearnerConfig) -> Worker:
     """Returns a worker alone, or in rank 0 the controller of all ranks once they have joined."""
     if launched_rank() is None:
         return Worker(run, config, Strategy())
-    ranks = _join(config)
+    ranks = _join(run, config)
     return RankController(run, config, _strategy(ranks, config), ranks)
 
 
@@ -128,7 +94,7 @@ def join_ranks(run: RunConfig, config: LearnerConfig, instance_id: str) -> int:
     torch.set_num_threads(config.num_threads)
     if os.environ.get("LOCAL_RANK") == "0":
         _listen()  # rank 0 answers for the first node
-    ranks = _join(config)
+    ranks = _join(run, config)
     follow(Worker(run, config, _strategy(ranks, config)), ranks)
     return 0
 
@@ -149,7 +115,7 @@ def leave(exit_code: int) -> int:
     return exit_code
 
 
-def _join(config: LearnerConfig) -> TorchRanks:
+def _join(run: RunConfig, config: LearnerConfig) -> TorchRanks:
     die_with_agent()
     check_launch(config.strategy_args)
     device = pick_device(config)
@@ -157,6 +123,11 @@ def _join(config: LearnerConfig) -> TorchRanks:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     ranks = TorchRanks(config.strategy_args, device)
     log.info("rank joined", rank=ranks.rank, num_ranks=ranks.num_ranks)
+    if len(set(ranks.collect(encode_json((run, config))))) > 1:
+        raise RuntimeError(
+            "ranks of the learner have different experiments: all end, and meet again. Remedy if that "
+            "goes on: give every node the same file"
+        )
     return ranks
 
 
@@ -175,12 +146,17 @@ def _strategy(ranks: TorchRanks, config: LearnerConfig) -> Strategy:
             return Strategy()
 
 
-def run_ranks(args: StrategyArgs, module: str, argv: Sequence[str]) -> int:
-    """Run `python -m module *argv` as `num_ranks` ranks until one ends; returns the exit code."""
+def run_ranks(args: StrategyArgs, drain_s: float, module: str, argv: Sequence[str]) -> int:
+    """Run `python -m module *argv` as `num_ranks` ranks until one ends; returns the exit code.
+
+    At a stop they have `drain_s` seconds, and a little more, to end by themselves.
+    """
     _silence_agent()
     nodes = Nodes.from_env()
     is_one = nodes.num == 1
     os.environ[AGENT_PID] = str(os.getpid())
+    # Otherwise the agent kills the ranks 30 s after a signal, in the middle of a large checkpoint.
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(math.ceil(drain_s + CLOSE_TIMEOUT_S))
     launch = LaunchConfig(
         min_nodes=nodes.num,
         max_nodes=nodes.num,
@@ -188,11 +164,15 @@ def run_ranks(args: StrategyArgs, module: str, argv: Sequence[str]) -> int:
         nproc_per_node=nodes.ranks_of(args),
         rdzv_backend="c10d" if is_one else "static",  # static: rank 0 is on the first node
         rdzv_endpoint=nodes.master,
-        rdzv_configs={} if is_one else {"rank": nodes.rank, "timeout": _RENDEZVOUS_S},
+        rdzv_configs={} if is_one else {"rank": nodes.rank, "timeout": MEETING_S},
         max_restarts=0,
         monitor_interval=0.2,
         local_addr="127.0.0.1" if is_one else advertised_host(),
     )
+    if not is_one:
+        end_when_told()
+        log.info("waits for the other nodes", node=nodes.rank, num_nodes=nodes.num, master=nodes.master)
+        watch_nodes(nodes)
     try:
         elastic_launch(launch, sys.executable)("-m", module, *argv)
     except ChildFailedError as error:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ AGENT = """
 import sys
 from tailrace_learner.adapters.launch import run_ranks
 from tailrace_learner.config_execution import StrategyArgs
-sys.exit(run_ranks(StrategyArgs(num_ranks=2), "meeting", sys.argv[1:]))
+sys.exit(run_ranks(StrategyArgs(num_ranks=2), 60.0, "meeting", sys.argv[1:]))
 """
 RANK = """
 import json, sys
@@ -26,6 +27,20 @@ torch.distributed.init_process_group("gloo")
 rank, found = torch.distributed.get_rank(), [None, None]
 torch.distributed.all_gather_object(found, rank)
 Path(sys.argv[1], f"rank{rank}").write_text(json.dumps(found))
+torch.distributed.destroy_process_group()
+"""
+SAVING_S = 33.0  # torchrun's agent gives a rank 30 s by itself
+SLOW_RANK = f"""
+import signal, sys, time
+from pathlib import Path
+def save(*_):
+    time.sleep({SAVING_S})
+    Path(sys.argv[1], "saved").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+Path(sys.argv[1], "started").touch()
+while True:
+    signal.pause()
 """
 
 
@@ -55,6 +70,53 @@ def test_the_ranks_of_two_nodes_meet(tmp_path: Path) -> None:
             node.kill()
     for rank in range(2):
         assert json.loads((tmp_path / f"rank{rank}").read_text()) == [0, 1]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_node_that_waits_for_others_ends_when_told(tmp_path: Path, rank: int) -> None:
+    """As process 1 of a container it would not: the kernel drops signals without a handler there."""
+    nodes = {
+        "TAILRACE_NUM_NODES": "2",
+        "TAILRACE_NODE_RANK": str(rank),
+        "TAILRACE_MASTER": f"127.0.0.1:{choose_port(0, 'a port')}",
+    }
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    with subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(tmp_path)],
+        env={**os.environ, **nodes, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as agent:
+        try:
+            assert agent.stdout is not None
+            assert any("waits for the other nodes" in line for line in agent.stdout)
+            agent.terminate()
+            assert agent.wait(timeout=60) == 0
+        finally:
+            agent.kill()
+
+
+@pytest.mark.heavy
+def test_ranks_have_drain_s_to_save(tmp_path: Path) -> None:
+    """However long it is; on one node."""
+    (tmp_path / "meeting.py").write_text(SLOW_RANK)
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    with subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(tmp_path)], env={**os.environ, "PYTHONPATH": paths}
+    ) as agent:
+        wait_for(tmp_path / "started", agent)
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(timeout=100) == 0
+    assert (tmp_path / "saved").exists()
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(("agent", "exit_code"), [("parent", 0), ("dead", -signal.SIGKILL)])

@@ -1,0 +1,142 @@
+"""Nodes of a learner, each with one agent, and the watch that the agents keep over each other.
+
+Gloo tells a rank that another one is gone at the next collective, which may be hours away. So the
+agents tell each other every `_BEAT_S` that they live, through the store of the first one, at which they
+have met. An agent ends, and its ranks with it, when another one is silent for `_SILENT_S`, when a new
+agent takes the place of a dead one, or when the store is gone. Ranks that are ending by themselves have
+`_GRACE_S` for it: their exit codes count.
+"""
+
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NoReturn
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, says its documentation
+
+from tailrace.config import ConfigError
+from tailrace.log import get_logger
+from tailrace_learner.config_execution import StrategyArgs
+
+log = get_logger(__name__)
+
+MEETING_S = 900  # for all nodes to get their pods
+_BEAT_S = 1.0
+_SILENT_S = 15.0
+_GRACE_S = 5.0
+_EXIT_FAILED = 1
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Hosts of the learner's ranks; this one has number `rank` and reaches the first at `master`."""
+
+    num: int = 1
+    rank: int = 0
+    master: str = "127.0.0.1:0"
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> "Nodes":
+        """Reads `TAILRACE_NUM_NODES`, `TAILRACE_NODE_RANK` and `TAILRACE_MASTER` (host:port).
+
+        A node's rank may be the name of its pod, which ends with it.
+        """
+        num = env.get("TAILRACE_NUM_NODES", "1")
+        rank = env.get("TAILRACE_NODE_RANK", "0").rpartition("-")[2]
+        if not num.isdigit() or not rank.isdigit() or int(rank) >= int(num):
+            raise ConfigError(
+                f"TAILRACE_NODE_RANK ({rank!r}) must be a number below TAILRACE_NUM_NODES ({num!r})"
+            )
+        if int(num) == 1:
+            return cls()
+        if not env.get("TAILRACE_MASTER", "").rpartition(":")[2].isdigit():
+            raise ConfigError("TAILRACE_MASTER must be host:port of the first of TAILRACE_NUM_NODES")
+        return cls(int(num), int(rank), env["TAILRACE_MASTER"])
+
+    def ranks_of(self, args: StrategyArgs) -> int:
+        """Ranks of each node; `ConfigError` if they cannot be equal."""
+        if args.num_ranks % self.num:
+            raise ConfigError(
+                f"learner.strategy_args.num_ranks is {args.num_ranks}: {self.num} nodes cannot have "
+                "equal parts of it; make it a multiple"
+            )
+        return args.num_ranks // self.num
+
+
+def end_when_told() -> None:
+    """End this process at a signal as long as it waits for the other nodes.
+
+    Torch waits outside of Python, where no handler runs. Its own handlers replace ours when the ranks
+    start.
+    """
+
+    def end(*_: object) -> NoReturn:
+        os._exit(0)
+
+    def wait() -> None:
+        while os.read(reader, 1):
+            if signal.getsignal(signal.SIGTERM) is end:
+                end()
+
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=wait, name="signals", daemon=True).start()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+
+
+def watch_nodes(nodes: Nodes) -> None:
+    """Watch the other nodes for the rest of this process."""
+    threading.Thread(target=_watch, args=(nodes,), name="nodes", daemon=True).start()
+
+
+class _NodeLostError(Exception):
+    """Another node is gone."""
+
+
+def _watch(nodes: Nodes) -> None:
+    try:
+        beats = _Beats(nodes)
+        while True:
+            beats.exchange()
+            time.sleep(_BEAT_S)
+    except (_NodeLostError, RuntimeError) as error:  # torch's errors of a store are RuntimeErrors
+        time.sleep(_GRACE_S)
+        log.error("node lost", node=nodes.rank, reason=str(error).partition("\n")[0])
+        os._exit(_EXIT_FAILED)
+
+
+class _Beats:
+    """Beats of all nodes in the store: `<agent> <count>`."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        host, _, port = nodes.master.rpartition(":")
+        self._nodes, self._agent, self._count = nodes, uuid.uuid4().hex, 0
+        self._seen: dict[int, tuple[str, float]] = {}  # node -> beat, when it was new
+        limit = timedelta(seconds=MEETING_S)
+        self._store = TCPStore(host, int(port), is_master=False, timeout=limit, wait_for_workers=False)
+        self._store.set_timeout(timedelta(seconds=_SILENT_S))
+
+    def exchange(self) -> None:
+        """Tell that this node lives, and look at the others; `_NodeLostError` if one is gone."""
+        self._count += 1
+        self._store.set(f"beat/{self._nodes.rank}", f"{self._agent} {self._count}")
+        for other in set(range(self._nodes.num)) - {self._nodes.rank}:
+            if self._store.check([f"beat/{other}"]):  # otherwise it has not come yet
+                self._look_at(other, self._store.get(f"beat/{other}").decode())
+
+    def _look_at(self, other: int, beat: str) -> None:
+        now_s = time.monotonic()
+        before, at_s = self._seen.get(other, (beat, now_s))
+        if beat.split()[0] != before.split()[0]:
+            raise _NodeLostError(f"node {other} has started again")
+        if beat == before and now_s > at_s + _SILENT_S:
+            raise _NodeLostError(f"node {other} is silent for {_SILENT_S:g} s")
+        if beat != before or other not in self._seen:
+            self._seen[other] = beat, now_s

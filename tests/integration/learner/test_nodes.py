@@ -1,0 +1,162 @@
+"""A learner on two nodes, as two processes of this machine: its steps, a lost node, a stop."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tailrace_protos.event import CheckpointSaved, LearnerResumed, StepFinished
+from tests.integration.learner.conftest import LearnerRun
+from tests.integration.learner.test_process import WARM_START, feed, trained_once
+from tests.integration.learner.test_ranks import (
+    TWO_RANKS,
+    alone,
+    as_it_is,
+    assert_same_weights,
+    saved_after,
+)
+from tests.world.processes import ServiceProcess
+from tests.world.servers import free_port
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+
+NODES = ("learner-0", "learner-1")
+ENDS_WITHIN_S = 90.0
+
+
+def start_nodes(
+    run: LearnerRun, names: Sequence[str] = NODES, port: int = 0, config: str = "experiment.yaml"
+) -> int:
+    """Start the learner's process of each node as its pod does; returns the port of the first."""
+    port = port or free_port()
+    for name in names:
+        nodes = {
+            "TAILRACE_NUM_NODES": "2",
+            "TAILRACE_NODE_RANK": f"run-{name}",
+            "TAILRACE_MASTER": f"127.0.0.1:{port}",
+            "TAILRACE_ADVERTISE_HOST": "127.0.0.1",
+        }
+        process = ServiceProcess(
+            "learner",
+            run.folder / config,
+            run.env | nodes,
+            run.folder / f"{name}.log",
+            ("--instance-id", f"run-{name}"),
+        )
+        process.start()
+        run.processes[name] = process
+    return port
+
+
+def stop_nodes(run: LearnerRun) -> list[int]:
+    """SIGTERM to all at once; returns their exit codes."""
+    for name in NODES:
+        run.processes[name].running.send_signal(signal.SIGTERM)
+    return [run.ended(name, ENDS_WITHIN_S) for name in NODES]
+
+
+def kill_node(run: LearnerRun, name: str) -> None:
+    """SIGKILL to the node's process and its rank, as the end of its pod does."""
+    ranks = psutil.Process(run.processes[name].running.pid).children()
+    run.kill(name)
+    for rank in ranks:
+        if rank.is_running():
+            rank.kill()
+
+
+async def test_two_nodes_make_the_losses_and_weights_of_one_rank(learner_run: LearnerRun) -> None:
+    run = learner_run
+    settings: dict[str, Any] = {"warm_start": WARM_START, "num_mini_batches": 2}
+    run.configure(strategy_args=TWO_RANKS, **settings)
+    run.start("weight_sync")
+    start_nodes(run)
+    first = await run.until(LearnerResumed)
+    group_ids = []
+    for indexes in (range(4), range(4, 8)):
+        group_ids += await feed(run, indexes)
+        saved = await saved_after(run, indexes.stop // 2)
+    assert await trained_once(run) == {
+        group_id: index // 2 + 1 for index, group_id in enumerate(group_ids)
+    }
+    finished = run.bodies(StepFinished)
+    book = await run.versions.all()
+    assert [book[body.policy_version] for body in finished] == [
+        (first.lineage, step) for step in (1, 2, 3, 4)
+    ]
+    assert [body.step for body in run.bodies(CheckpointSaved)] == [0, 2, 4]
+    assert stop_nodes(run) == [0, 0]
+    assert not list((run.run_dir / "checkpoints").glob(".part-*"))
+
+    other = await alone(run, (range(4), range(4, 8)), as_it_is, **settings)
+    assert_same_weights(saved.path, other.run_dir / "checkpoints" / "step_4")
+    losses, expected = (
+        [body.metrics["loss"] for body in of.bodies(StepFinished)] for of in (run, other)
+    )
+    assert len(losses) == 4
+    assert losses == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("lost", "restarts"), [("learner-0", "later"), ("learner-1", "later"), ("learner-1", "at once")]
+)
+async def test_a_lost_node_ends_the_other_and_both_go_on(
+    learner_run: LearnerRun, lost: str, restarts: str
+) -> None:
+    """Also while no group comes: the learner would take the next one with half of its ranks."""
+    run = learner_run
+    run.configure(strategy_args=TWO_RANKS)
+    run.start("weight_sync")
+    port = start_nodes(run)
+    first = await run.until(LearnerResumed)
+    group_ids = await feed(run, range(4))
+    await saved_after(run, 2)
+    kill_node(run, lost)
+    (other,) = set(NODES) - {lost}
+    if restarts == "at once":  # it finds the agent of the first node that it had before
+        start_nodes(run, [lost], port)
+        assert run.ended(lost, ENDS_WITHIN_S) == 1
+    assert run.ended(other, ENDS_WITHIN_S) == 1
+    start_nodes(run, NODES, port)
+
+    again = await run.until(LearnerResumed, lambda body: body.lineage != first.lineage)
+    assert again.step == 2
+    group_ids += await feed(run, range(4, 8))
+    await saved_after(run, 4)
+    assert await trained_once(run) == {
+        group_id: index // 2 + 1 for index, group_id in enumerate(group_ids)
+    }
+    assert stop_nodes(run) == [0, 0]
+
+
+async def test_nodes_with_different_experiments_do_not_train(learner_run: LearnerRun) -> None:
+    """An upgrade of the chart changes the experiment of one pod after the other."""
+    run = learner_run
+    run.configure(strategy_args=TWO_RANKS, training_args={"learning_rate": 0.5})
+    before = (run.folder / "experiment.yaml").rename(run.folder / "before.yaml")
+    run.configure(strategy_args=TWO_RANKS)
+    port = start_nodes(run, NODES[1:], config=before.name)
+    start_nodes(run, NODES[:1], port)
+    assert [run.ended(name, ENDS_WITHIN_S) for name in NODES] == [1, 1]
+    assert "different experiments" in run.log_of(NODES[0])
+
+    run.start("weight_sync")
+    start_nodes(run, NODES, port)
+    await run.until(LearnerResumed)
+    assert stop_nodes(run) == [0, 0]
+
+
+async def test_a_stop_of_all_nodes_saves_the_steps_that_are_done(learner_run: LearnerRun) -> None:
+    run = learner_run
+    run.configure(strategy_args=TWO_RANKS, save_steps=100)
+    run.start("weight_sync")
+    start_nodes(run)
+    await run.until(LearnerResumed)
+    await feed(run, range(6))
+    await run.until(StepFinished, lambda body: body.step == 3)
+    assert stop_nodes(run) == [0, 0]
+    assert (Path(run.run_dir) / "checkpoints" / "step_3" / "run_state.json").exists()
