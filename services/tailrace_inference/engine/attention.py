@@ -218,7 +218,7 @@ def tailrace_attention(
 def _not_computed(
     query: Tensor, key: Tensor, attention_mask: Tensor | None, kwargs: Mapping[str, Any]
 ) -> str:
-    """What a model asks of its attention that ours does not compute; empty: nothing."""
+    """Argument of a model's attention that ours does not compute, in words; empty: none."""
     if attention_mask is not None:
         return "its attention has a mask of its own"
     for name, given in kwargs.items():
