@@ -84,9 +84,13 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPro
 
 
 @pytest.fixture
-def run_name() -> str:
-    """A run name no other test uses."""
-    return f"t{uuid.uuid4().hex[:12]}"
+def run_name() -> Iterator[str]:
+    """A run name no other test uses. Shared memory of its killed services goes, as by a run's guardian."""
+    name = f"t{uuid.uuid4().hex[:12]}"
+    yield name
+    for hidden in ("", "."):
+        for segment in Path("/dev/shm").glob(f"{hidden}tailrace.{name}*"):
+            segment.unlink(missing_ok=True)
 
 
 @pytest.fixture

@@ -9,9 +9,7 @@ their pieces to rank 0, which receives them in place. Beside its own shards a ra
 import math
 import mmap
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -147,15 +145,15 @@ def _receive(
 def _open_shared(num_bytes: int, ranks: Ranks, host_id: str) -> tuple[mmap.mmap | None, list[int]]:
     """A rank's mapping of the buffer, None on other hosts; and on rank 0 the ranks of other hosts.
 
-    The file has no name once all ranks have opened it, so that nothing stays after a kill.
+    The file has no name at any time, so that nothing stays after a kill.
     """
     path, fd = "", -1
     if ranks.rank == 0:
-        fd, path = tempfile.mkstemp(prefix="tailrace-export-", dir=default_folder())
+        fd = os.open(default_folder(), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        path = f"/proc/{os.getpid()}/fd/{fd}"
         try:
             os.posix_fallocate(fd, 0, num_bytes)
         except OSError as error:
-            Path(path).unlink()
             os.close(fd)
             raise SegmentSpaceError(str(default_folder()), num_bytes) from error
     found: list[Any] = ranks.collect((path, host_id))
@@ -163,9 +161,7 @@ def _open_shared(num_bytes: int, ranks: Ranks, host_id: str) -> tuple[mmap.mmap 
     if ranks.rank and host == host_id:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     buffer = None if fd < 0 else mmap.mmap(fd, num_bytes)
+    ranks.collect(None)  # all have opened it
     if fd >= 0:
         os.close(fd)
-    ranks.collect(None)  # all have opened it
-    if ranks.rank == 0:
-        Path(path).unlink()
     return buffer, [rank for rank, (_, other) in enumerate(found) if other != host]
