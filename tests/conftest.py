@@ -85,7 +85,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPro
 
 @pytest.fixture
 def run_name() -> Iterator[str]:
-    """A run name no other test uses. Shared memory of its killed services goes, as a guardian does it."""
+    """A run name no other test uses. Shared memory of its killed services goes, as in a run."""
     name = f"t{uuid.uuid4().hex[:12]}"
     yield name
     for hidden in ("", "."):
