@@ -17,6 +17,7 @@ from tests.audit import build_ledger, check_ledger
 from tests.e2e.processes import num_steps
 from tests.e2e.runs import EXPERIMENT, PENALTY, SMALL
 from tests.integration.learner.conftest import remove_segments
+from tests.world.learner_nodes import node_environment
 from tests.world.processes import ServiceProcess, environment
 from tests.world.servers import free_port
 
@@ -48,12 +49,7 @@ class Pods:
         self.processes = {name: self._started(name) for name in (*OTHERS, *NODES)}
 
     def _started(self, name: str) -> ServiceProcess:
-        nodes = {
-            "TAILRACE_NUM_NODES": "2",
-            "TAILRACE_NODE_RANK": f"run-{name}",
-            "TAILRACE_MASTER": f"127.0.0.1:{self._port}",
-            "TAILRACE_ADVERTISE_HOST": "127.0.0.1",
-        }
+        nodes = node_environment(f"run-{name}", self._port)
         process = ServiceProcess(
             name.partition("-")[0],
             self._config,

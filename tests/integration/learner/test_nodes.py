@@ -20,6 +20,7 @@ from tests.integration.learner.test_ranks import (
     assert_same_weights,
     saved_after,
 )
+from tests.world.learner_nodes import node_environment
 from tests.world.processes import ServiceProcess
 from tests.world.servers import free_port
 
@@ -35,16 +36,10 @@ def start_nodes(
     """Start the learner's process of each node as its pod does; returns the port of the first."""
     port = port or free_port()
     for name in names:
-        nodes = {
-            "TAILRACE_NUM_NODES": "2",
-            "TAILRACE_NODE_RANK": f"run-{name}",
-            "TAILRACE_MASTER": f"127.0.0.1:{port}",
-            "TAILRACE_ADVERTISE_HOST": "127.0.0.1",
-        }
         process = ServiceProcess(
             "learner",
             run.folder / config,
-            run.env | nodes,
+            run.env | node_environment(f"run-{name}", port),
             run.folder / f"{name}.log",
             ("--instance-id", f"run-{name}"),
         )

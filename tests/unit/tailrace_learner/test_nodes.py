@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tailrace_cli.cluster.servers import choose_port
 from tailrace_learner.adapters.launch import AGENT_PID
+from tests.world.learner_nodes import node_environment
+from tests.world.servers import free_port
 
 AGENT = """
 import sys
@@ -46,17 +47,14 @@ while True:
 
 def test_the_ranks_of_two_nodes_meet(tmp_path: Path) -> None:
     (tmp_path / "meeting.py").write_text(RANK)
-    master = f"127.0.0.1:{choose_port(0, 'a port')}"
+    port = free_port()
     nodes = [
         subprocess.Popen(
             [sys.executable, "-c", AGENT, str(tmp_path)],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
-                "TAILRACE_NUM_NODES": "2",
-                "TAILRACE_NODE_RANK": f"learner-{rank}",
-                "TAILRACE_MASTER": master,
-                "TAILRACE_ADVERTISE_HOST": "127.0.0.1",
+                **node_environment(f"learner-{rank}", port),
                 "GLOO_SOCKET_IFNAME": "lo",
                 "OMP_NUM_THREADS": "1",
             },
@@ -75,11 +73,7 @@ def test_the_ranks_of_two_nodes_meet(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_node_that_waits_for_others_ends_when_told(tmp_path: Path, rank: int) -> None:
     """As process 1 of a container it would not: the kernel drops signals without a handler there."""
-    nodes = {
-        "TAILRACE_NUM_NODES": "2",
-        "TAILRACE_NODE_RANK": str(rank),
-        "TAILRACE_MASTER": f"127.0.0.1:{choose_port(0, 'a port')}",
-    }
+    nodes = node_environment(str(rank), free_port())
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     with subprocess.Popen(
         [sys.executable, "-c", AGENT, str(tmp_path)],

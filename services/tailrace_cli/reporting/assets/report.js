@@ -71,9 +71,7 @@
     sessionStorage.setItem(name, JSON.stringify({ axis, zoom, open: parts.map((part) => part.open), top: scrollY }));
   }
 
-  function restore() {
-    const kept = JSON.parse(sessionStorage.getItem(name));
-    if (!kept) return;
+  function restore(kept) {
     if (kept.axis !== axis) document.querySelector(`[data-axis="${kept.axis}"]`).click();
     kept.zoom.forEach((range, index) => range && charts[index]?.chart.setScale("x", range));
     if (kept.open.length === parts.length) parts.forEach((part, index) => (part.open = kept.open[index]));
@@ -95,8 +93,10 @@
       draw();
     }),
   );
+  let kept = null;
   try {
-    restore();
+    kept = JSON.parse(sessionStorage.getItem(name));
     addEventListener("pagehide", keep);
   } catch {} // a browser that keeps nothing for files
+  if (kept) restore(kept);
 })();
