@@ -163,7 +163,7 @@ bench-calibration: .venv/ready-dev
 bench-recovery: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_recovery
 
-# 4 rounds of 3 to 4 minutes; runs measured before are left out: delete runs/bench_observe to begin anew.
+# 30 minutes: four runs of five cycles each.
 bench-observe: .venv-trackers/ready
 	.venv-trackers/bin/python -m benchmarks.bench_observe
 

