@@ -51,11 +51,6 @@ class CallHistory:
         """Tell whether it was suspended and no call has succeeded since."""
         return self.num_suspensions > 0
 
-    @property
-    def failure_rate(self) -> float:
-        """Share of recent calls that failed, shrunk towards 0 while there are few."""
-        return self.failures / (self.failures + self.successes + 1.0)
-
     def report(self, failures: int, successes: int, now_s: float) -> None:
         """Callers saw these calls end; may suspend the server or end its probation."""
         fade = 0.5 ** (max(now_s - self.updated_s, 0.0) / HALF_LIFE_S)
