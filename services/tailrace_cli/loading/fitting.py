@@ -130,6 +130,8 @@ def check_devices(experiment: Experiment, machine: MachineFacts) -> Findings:
         "reward_gpus": cluster.reward_gpus,
         "num_gpus_per_node": range(cluster.num_gpus_per_node or 0),
     }
+    if not num_gpus:  # `place` says it of a machine that has some
+        named |= {"learner_gpus": cluster.learner_gpus, "inference_gpus": cluster.inference_gpus}
     problems += [
         f"cluster.{key}: it asks for GPU {max(gpus)}, counted from 0, and there are {num_gpus}: "
         "name fewer"

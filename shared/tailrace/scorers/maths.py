@@ -16,7 +16,7 @@ from typing import Any
 
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import load_extra
-from tailrace.scorers.answers import boxed, final_answer, marked_answer, truths_of
+from tailrace.scorers.answers import NoTruthError, boxed, final_answer, marked_answer, truths_of
 from tailrace.scorers.numbers import MAX_CHARS, numbers_in, quantity
 
 MAX_CPU_S = 2.0
@@ -52,6 +52,8 @@ def gsm8k(
     wanted = [
         numbers[-1] for text in truths_of(truth) if (numbers := numbers_in(text.rpartition("####")[2]))
     ]
+    if not wanted:
+        raise NoTruthError(f"the true answer {str(truth)[:60]!r} has no number: correct the row")
     found = stated_number(reply, strict)
     return float(found is not None and any(_same_number(found, one) for one in wanted))
 
@@ -60,11 +62,12 @@ def aime(
     reply: str, truth: object, row: Mapping[str, Any] | None = None, *, strict: bool = False
 ) -> float:
     """1 if the reply's final number is the truth, a whole number from 0 to 999."""
+    is_right = gsm8k(reply, truth, strict=strict)
     found = stated_number(reply, strict)
     value = quantity(found) if found is not None else None
     if value is None or value.value.denominator != 1 or not 0 <= value.value <= 999:
         return 0.0
-    return gsm8k(reply, truth, strict=strict)
+    return is_right
 
 
 def math(
