@@ -92,14 +92,10 @@ def _in_file(path: Path, key: str) -> int:
         shapes = [entry["shape"] for entry in header.values()]
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise ConfigError(
-            f"{key}: {path} is no safetensors file: copy or download it again"
-        ) from error
-    if path.stat().st_size < _HEADER.size + size + end:
-        raise ConfigError(
-            f"{key}: {path} has {path.stat().st_size:,} bytes of {_HEADER.size + size + end:,}: copy or "
-            "download it again"
-        )
+        raise ConfigError(f"{key}: {path} is no safetensors file: copy or download it again") from error
+    found, needed = path.stat().st_size, _HEADER.size + size + end
+    if found < needed:
+        raise ConfigError(f"{key}: {path} has {found:,} bytes of {needed:,}: copy or download it again")
     return sum(map(math.prod, shapes))
 
 
@@ -139,7 +135,9 @@ def refusal(error: Exception, content: Mapping[str, Any]) -> str:
         return "it names no model_type: copy or download it again"
     if "Unrecognized model" in str(error):
         version = importlib.import_module("transformers").__version__
-        return f"transformers {version} knows no model_type {kind!r}: correct it, or install a newer one"
+        return (
+            f"transformers {version} knows no model_type {kind!r}: correct it, or install a newer one"
+        )
     return str(error).partition("\n")[0]
 
 

@@ -254,7 +254,7 @@ class Loader:
             yield len(ids), row.origin
 
     def _check_scorers(self, row: Row) -> None:
-        """Raises `ConfigError` for a row without a scorer, or without a truth that its scorer can read."""
+        """Raises `ConfigError` for a row without a scorer, or without a truth that it can read."""
         source = str(row.data.get("data_source") or "")
         for entry in self._experiment.reward.components:
             if entry.kind != "scorer":

@@ -54,8 +54,7 @@ def _check_config(path: Path, key: str) -> None:
         raise ConfigError(f"{key}: cannot read {path}: {error}: copy or download it again") from error
     if not isinstance(content, dict):
         raise ConfigError(
-            f"{key}: {path} holds a {type(content).__name__}, not an object with the model's sizes: copy "
-            "or download it again"
+            f"{key}: {path} holds a {type(content).__name__}, not an object: copy or download it again"
         )
 
 
@@ -83,9 +82,7 @@ def read_chat_model(card: ModelCard, template_args: Mapping[str, Any]) -> ChatMo
     """Reads the files of the model card; `TemplateError` names what is missing or unusable."""
     files = card.tokenizer_files
     if "tokenizer.json" not in files:
-        raise TemplateError(
-            UNREAD, "tokenizer.json is missing: save a fast tokenizer beside the model"
-        )
+        raise TemplateError(UNREAD, "tokenizer.json is missing: save a fast tokenizer beside the model")
     with _reading("tokenizer_config.json"):
         config: dict[str, Any] = {**json.loads(files.get("tokenizer_config.json", b"{}"))}
     with _reading("tokenizer.json"):

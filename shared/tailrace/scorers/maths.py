@@ -4,22 +4,17 @@ A model writes the answers. Texts whose evaluation could explode (`9^{9^9}`, `(1
 texts only, and a comparison may use `MAX_CPU_S` seconds of processor time; then it is not equal.
 """
 
-import contextlib
 import functools
 import logging
 import re
-import signal
-import threading
-from collections.abc import Iterator, Mapping
-from types import FrameType
+from collections.abc import Mapping
 from typing import Any
 
+from tailrace.cpu_limit import MAX_CPU_S, TooSlowError, cpu_limit
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import load_extra
 from tailrace.scorers.answers import NoTruthError, boxed, final_answer, marked_answer, truths_of
 from tailrace.scorers.numbers import MAX_CHARS, numbers_in, quantity
-
-MAX_CPU_S = 2.0
 
 _WORDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|textit|operatorname)\s*\{([^{}]*)\}")
 _LAYOUT = re.compile(r"\\(?:left|right|displaystyle|big|Big|,|;|:|!| )|[\s$]|\\quad|~")
@@ -36,10 +31,6 @@ _SIGNS = (
     (">=", "≥"),
     ("\\lt", "<"),
 )
-
-
-class TooSlowError(BaseException):
-    """A comparison used up its time. Not an `Exception`, so that no library swallows it."""
 
 
 def gsm8k(
@@ -122,25 +113,6 @@ def library() -> Any:
     for name in ("math_verify", "latex2sympy2_extended"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return module
-
-
-@contextlib.contextmanager
-def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raises `TooSlowError` in the body after so much processor time; in the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGVTALRM, _give_up)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.5)  # again, if a destructor swallowed it
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, previous)
-
-
-def _give_up(number: int, frame: FrameType | None) -> None:
-    raise TooSlowError
 
 
 def _is_verified(truth: str, answer: str) -> bool:

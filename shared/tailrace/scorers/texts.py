@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jsonschema
+from referencing import Registry
 
+from tailrace.cpu_limit import MAX_CPU_S, TooSlowError, cpu_limit
 from tailrace.scorers.answers import final_answer, marked_answer, truths_of
-from tailrace.scorers.maths import MAX_CPU_S, TooSlowError, cpu_limit
 
 MAX_JSON_CHARS = 1_000_000
 
@@ -72,7 +73,9 @@ def json_schema(reply: str, truth: object, row: Mapping[str, Any] | None = None)
         return 0.0
     try:
         with cpu_limit(MAX_CPU_S):
-            jsonschema.validate(found[0], schema)
+            kind = jsonschema.validators.validator_for(schema)
+            kind.check_schema(schema)
+            kind(schema, registry=Registry()).validate(found[0])  # its own: none that asks the network
     except (jsonschema.ValidationError, RecursionError, TooSlowError):
         return 0.0
     return float(given is None or truth is None or _decoded(truth) == found[0])
