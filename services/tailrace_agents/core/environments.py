@@ -15,13 +15,12 @@ import msgspec
 
 from tailrace.foreign import foreign_code
 from tailrace.policy.activity import Stages
-from tailrace.sdk.env import Env
+from tailrace.sdk.env import NUMBER, Env
 
 A = TypeVar("A")
 T = TypeVar("T")
 
 SUCCESS = "success"
-_NUMBER = (int, float)  # `bool` is an `int`
 _BEGINNING = ("observation", "info")
 _ANSWER = ("observation", "reward", "terminated", "truncated", "info")
 _IN_RESET, _IN_STEP = foreign_code("env.reset"), foreign_code("env.step")
@@ -105,9 +104,11 @@ class EnvHandle:
     def _step(self, reply: str) -> StepResult:
         with _IN_STEP:
             observation, reward, terminated, truncated, info = _parts(self.env.step(reply), _ANSWER)
+            if not isinstance(info, Mapping):
+                raise TypeError(f"info must be a dict, found {type(info).__name__}")
             if not math.isfinite(reward):
                 raise ValueError(f"rewards must be finite, found {reward}")
-            numbers = {key: float(value) for key, value in info.items() if isinstance(value, _NUMBER)}
+            numbers = {key: float(value) for key, value in info.items() if isinstance(value, NUMBER)}
             if SUCCESS in numbers:
                 self._told.add(SUCCESS)
             return StepResult(
