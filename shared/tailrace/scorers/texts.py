@@ -74,7 +74,7 @@ def json_schema(reply: str, truth: object, row: Mapping[str, Any] | None = None)
         return 0.0
     try:
         with cpu_limit(MAX_CPU_S):
-            kind = jsonschema.validators.validator_for(schema)
+            kind: Any = jsonschema.validators.validator_for(schema)
             kind.check_schema(schema)
             kind(schema, registry=Registry()).validate(found[0])  # its own: none that asks the network
     except (jsonschema.ValidationError, RecursionError, TooSlowError):

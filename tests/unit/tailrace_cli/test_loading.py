@@ -388,6 +388,12 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
         "agents.datasets.lake",
         "broken_text[0]: key 'prompt'",
     ),
+    "epochs over less than a step": (
+        data("rows") | {"num_epochs": 3, "groups_per_step": 4},
+        "num_epochs",
+        "3 groups are fewer than groups_per_step (4)",
+    ),
+    "epochs over no data": ({"num_epochs": 3}, "num_epochs", "scheduler.tags names no data set"),
     "judge without its key": (
         scored(kind="judge", judge=JUDGE | {"api_key_env": "NO_SUCH_KEY"})
         | {"cluster.keep_environment": ["NO_SUCH_KEY"]},
