@@ -90,12 +90,16 @@ async def test_a_stream_that_fails_late_raises_in_the_client(
     await world.start_gateway(on_broken_promise="refuse")
     client = world.openai(await world.open(), max_retries=0)
     settings: Any = {"model": "m", "input": "Hi", "text": {"format": {"type": "json_object"}}}
-    with pytest.raises(openai.APIError, match="not valid JSON") as raised:
+
+    async def read() -> None:
         if helps:
             async with client.responses.stream(**settings) as stream:
                 await stream.get_final_response()
         else:
             _ = [event async for event in await client.responses.create(stream=True, **settings)]
+
+    with pytest.raises(openai.APIError, match="not valid JSON") as raised:
+        await read()
     assert raised.value.code == "response_format_not_met"
 
 
