@@ -200,9 +200,17 @@ class ModelCard(Message, frozen=True, tag="model_card"):
     @property
     def context_tokens(self) -> int:
         """Tokens that the model reads at most; 0 if its configuration does not say."""
+        return self._first(_CONTEXT)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids that the model knows; 0 if its configuration does not say."""
+        return self._first(("vocab_size",))
+
+    def _first(self, keys: tuple[str, ...]) -> int:
         config = msgspec.json.decode(self.config_json, type=dict[str, Any])
         config |= config.get("text_config") or {}
-        found = (config.get(key) for key in _CONTEXT)
+        found = (config.get(key) for key in keys)
         return next((value for value in found if isinstance(value, int) and value > 0), 0)
 
 

@@ -234,25 +234,31 @@ def count_gateways(experiment: Experiment) -> int:
 
 def with_epochs(experiment: Experiment) -> Experiment:
     """The experiment with `max_steps` for its `num_epochs`; loads the data sets to count their rows."""
-    run, config = experiment.run, experiment.scheduler
+    run = experiment.run
     if not run.num_epochs:
         return experiment
-    shares = config.num_groups_partition or (1,) * len(config.tags)
-    num_cycles = 0  # of one epoch; a cycle has `share` groups of each tag
+    num_rows = {}
     with importable_from(experiment.folder or Path.cwd()):
-        for tag, share in zip(config.tags, shares, strict=True):
+        for tag in experiment.scheduler.tags:
             if entry := experiment.agents.datasets.get(tag):
                 place = f"{experiment.source}: agents.datasets.{tag}"
-                num_rows = len(load_dataset(entry, run.seed, place))
-                num_cycles = max(num_cycles, math.ceil(num_rows / share))
-    max_steps = run.num_epochs * num_cycles * sum(shares) // run.groups_per_step
-    if max_steps == 0:
-        few = (
-            f"{num_cycles * sum(shares)} groups are fewer than groups_per_step ({run.groups_per_step})"
-        )
-        reason = few if num_cycles else "scheduler.tags names no data set, and only these have epochs"
-        raise ConfigError(f"{experiment.source}: num_epochs: {reason}: set max_steps instead")
+                num_rows[tag] = len(load_dataset(entry, run.seed, place))
+    max_steps = steps_of_epochs(experiment, num_rows)
     return replace(experiment, run=msgspec.structs.replace(run, max_steps=max_steps))
+
+
+def steps_of_epochs(experiment: Experiment, num_rows: Mapping[str, int]) -> int:
+    """Whole steps of all epochs over data sets with `num_rows` by tag; `ConfigError` for none."""
+    run, config = experiment.run, experiment.scheduler
+    shares = dict(zip(config.tags, config.num_groups_partition or (1,) * len(config.tags), strict=True))
+    # A cycle has `share` groups of each tag.
+    num_cycles = max((math.ceil(rows / shares[tag]) for tag, rows in num_rows.items()), default=0)
+    num_groups = run.num_epochs * num_cycles * sum(shares.values())
+    if num_groups >= run.groups_per_step:
+        return num_groups // run.groups_per_step
+    few = f"{num_groups} groups are fewer than groups_per_step ({run.groups_per_step})"
+    reason = few if num_cycles else "scheduler.tags names no data set, and only these have epochs"
+    raise ConfigError(f"{experiment.source}: num_epochs: {reason}: set max_steps instead")
 
 
 def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:

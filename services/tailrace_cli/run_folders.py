@@ -118,7 +118,10 @@ class RunFolder:
 
     @property
     def eval_temperature(self) -> float:
-        """Temperature of the run's evaluations."""
+        """Temperature of the run's evaluations; of named ones, that of the first."""
+        first: dict[str, Any] = next(iter((self.settings.get("evaluations") or {}).values()), {})
+        if first.get("temperature") is not None:
+            return float(first["temperature"])
         agents = self.settings.get("agents") or {}
         return float((agents.get("eval_generating_args") or {}).get("temperature", 1.0))
 

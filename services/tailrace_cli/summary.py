@@ -186,6 +186,9 @@ def _health_events(path: Path) -> Iterator[EventBody]:
 def _left_out(body: EvaluationFinished) -> dict[str, str]:
     """Hint on an evaluation whose means leave many episodes out, by the step's name."""
     num_valid = body.num_valid + (body.greedy.num_valid if body.greedy else 0)
+    if body.tags:  # of named evaluations the first alone has the run's means
+        played = (*body.tags.values(), *body.greedy_tags.values())
+        num_valid = sum(one.num_valid for one in played)
     if num_valid >= _MIN_VALID_SHARE * body.num_episodes:
         return {}
     text = (

@@ -91,7 +91,8 @@ class _Gateway:
             service.endpoints.redis_url, deadline_s=config.store_timeout_s
         )
         blobs = Blobs(redis, self._run)
-        renderers = _renderers(await blobs.wait_for_model_card(), service.run.chat)
+        card = await blobs.wait_for_model_card()
+        renderers = _renderers(card, service.run.chat)
         self._client = client = make_client(
             config.transport, config.channel, service.bus.connection.client
         )
@@ -110,7 +111,8 @@ class _Gateway:
         )
         self._calls = gateway.calls
         handler = SessionHandler(gateway, store, self._url, self._announce, partial(_put_blob, blobs))
-        self._listen(gateway, handler, renderers.chat, OutsideEpisodes(redis, self._run))
+        reader = TrajectoryReader(renderers.chat, card)
+        self._listen(gateway, handler, renderers.chat, OutsideEpisodes(redis, self._run), reader)
         self._declare(handler)
         service.loop(
             "report",
@@ -144,6 +146,7 @@ class _Gateway:
         handler: SessionHandler,
         renderer: Renderer,
         episode_store: OutsideEpisodes,
+        reader: TrajectoryReader,
     ) -> None:
         config, run = self._config, self._service.run
         port = config.port or int(os.environ.get(SHARED_PORT, "0"))
@@ -156,7 +159,7 @@ class _Gateway:
                 gateway, config.session_defaults, self._url, handler, run.export_style
             ).routes(),
         ]
-        episodes = EpisodeRoutes(gateway, episode_store, handler, TrajectoryReader(renderer), self._url)
+        episodes = EpisodeRoutes(gateway, episode_store, handler, reader, self._url)
         guard = Guard(self._service.stop)
         app = GatewayApp(
             gateway.sessions,

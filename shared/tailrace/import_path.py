@@ -21,7 +21,7 @@ def load_object(import_path: str, key: str) -> Callable[..., Any]:
     module_name, colon, name = import_path.partition(":")
     if not colon:
         module_name, _, name = import_path.rpartition(".")
-    if not module_name or not name:
+    if not module_name or not name or module_name.startswith(".") or "/" in module_name:
         raise ConfigError(f"{key}: {import_path!r} must look like package.module:name")
     module = _module(module_name, key)
     found = getattr(module, name, None)

@@ -10,6 +10,7 @@ A new type is a file here and a line in `ENV_TYPES`.
 """
 
 import difflib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -78,7 +79,11 @@ ENV_TYPES: dict[str, EnvType] = {
     ),
 }
 
-_METHODS = ("reset", "step", "close")
+_CALLS: dict[str, tuple[tuple[str, ...], Mapping[str, int]]] = {
+    "reset": ((), {"seed": 0}),
+    "step": (("reply",), {}),
+    "close": ((), {}),
+}
 
 
 class UnknownEnvTypeError(ValueError):
@@ -96,20 +101,52 @@ class UnknownEnvTypeError(ValueError):
 
 def make_env(env_type: str, env_config: Mapping[str, Any]) -> Env:
     """Makes an environment; `ValueError` names an unknown type or key and the closest valid one."""
-    return env_maker(env_type)(**env_config)
+    env = env_maker(env_type)(**env_config)
+    _check_methods(env_type, env)
+    return env
 
 
 def env_maker(env_type: str) -> Callable[..., Env]:
     """Returns the constructor of a type; it takes the keys of `env_config`."""
     check_env_type(env_type)
     maker = _load(env_type)
-    missing = [name for name in _METHODS if not hasattr(maker, name)]
-    if isinstance(maker, type) and missing:
+    if isinstance(maker, type):
+        _require_methods(env_type, maker)
+    return maker
+
+
+def _require_methods(env_type: str, found: object) -> None:
+    missing = [name for name in _CALLS if not callable(getattr(found, name, None))]
+    if missing:
         raise ConfigError(
             f"env_type: {env_type!r} has no {' and no '.join(missing)}: an environment has the methods "
             "of tailrace.sdk.env.Env"
         )
-    return maker
+
+
+def _check_methods(env_type: str, env: object) -> None:
+    """Raises `ConfigError` for an environment whose methods cannot be called as they will be."""
+    _require_methods(env_type, env)
+    for name, (args, kwargs) in _CALLS.items():
+        method = getattr(env, name)
+        if inspect.iscoroutinefunction(method):
+            raise ConfigError(
+                f"env_type: {env_type!r}: {name} is async: write a plain `def {name}`, and set "
+                "`in_threads: true` if it waits"
+            )
+        try:
+            inspect.signature(method).bind(*args, **kwargs)
+        except TypeError as error:
+            raise ConfigError(
+                f"env_type: {env_type!r}: {name} cannot be called as {name}({_shown(args, kwargs)}): "
+                f"{error}: write it as in tailrace.sdk.env.Env"
+            ) from error
+        except ValueError:  # built-in code without a signature
+            continue
+
+
+def _shown(args: tuple[str, ...], kwargs: Mapping[str, int]) -> str:
+    return ", ".join((*args, *(f"{name}={value}" for name, value in kwargs.items())))
 
 
 def check_env_type(env_type: str) -> None:

@@ -54,7 +54,7 @@ def _tokenizer() -> Tokenizer:
 def model_card() -> ModelCard:
     config = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
     return ModelCard(
-        b"{}",
+        json.dumps({"vocab_size": 512, "max_position_embeddings": 65536}).encode(),
         {
             "tokenizer.json": _tokenizer().to_str().encode(),
             "tokenizer_config.json": json.dumps(config).encode(),

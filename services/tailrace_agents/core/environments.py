@@ -15,13 +15,14 @@ import msgspec
 
 from tailrace.foreign import foreign_code
 from tailrace.policy.activity import Stages
-from tailrace.sdk.env import Env
+from tailrace.sdk.env import NUMBER, Env
 
 A = TypeVar("A")
 T = TypeVar("T")
 
 SUCCESS = "success"
-_NUMBER = (int, float)  # `bool` is an `int`
+_BEGINNING = ("observation", "info")
+_ANSWER = ("observation", "reward", "terminated", "truncated", "info")
 _IN_RESET, _IN_STEP = foreign_code("env.reset"), foreign_code("env.step")
 
 
@@ -97,15 +98,17 @@ class EnvHandle:
 
     def _reset(self, seed: int) -> Beginning:
         with _IN_RESET:
-            observation, info = self.env.reset(seed=seed)
+            observation, info = _parts(self.env.reset(seed=seed), _BEGINNING)
             return Beginning(_text(observation), _opening(observation, info))
 
     def _step(self, reply: str) -> StepResult:
         with _IN_STEP:
-            observation, reward, terminated, truncated, info = self.env.step(reply)
+            observation, reward, terminated, truncated, info = _parts(self.env.step(reply), _ANSWER)
+            if not isinstance(info, Mapping):
+                raise TypeError(f"info must be a dict, found {type(info).__name__}")
             if not math.isfinite(reward):
                 raise ValueError(f"rewards must be finite, found {reward}")
-            numbers = {key: float(value) for key, value in info.items() if isinstance(value, _NUMBER)}
+            numbers = {key: float(value) for key, value in info.items() if isinstance(value, NUMBER)}
             if SUCCESS in numbers:
                 self._told.add(SUCCESS)
             return StepResult(
@@ -147,6 +150,15 @@ class EnvPool:
             self._idle.append(handle)
         else:
             handle.close()
+
+
+def _parts(returned: Any, names: tuple[str, ...]) -> Any:
+    """Returns what an environment returned; `TypeError` if it is no tuple of these parts."""
+    if isinstance(returned, tuple | list) and len(returned) == len(names):
+        return returned
+    kind = type(returned).__name__
+    found = f"{kind} of {len(returned)}" if isinstance(returned, tuple | list) else kind
+    raise TypeError(f"it must return ({', '.join(names)}), found {found}")
 
 
 def _opening(observation: str, info: object) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import difflib
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,8 +90,23 @@ def agent_loops(own: Mapping[str, str], key: str) -> dict[str, type[AgentLoop]]:
                 f"{key}.{name}: {dotted!r} is no class with a method run(self, row, policy): derive it "
                 "from tailrace.sdk.AgentLoop"
             )
+        _check_signature(loop, f"{key}.{name}: {dotted!r}")
         loops[name] = loop
     return loops
+
+
+def _check_signature(loop: type[AgentLoop], place: str) -> None:
+    """Raises `ConfigError` for a loop that cannot be made and run."""
+    if not inspect.iscoroutinefunction(loop.run):
+        raise ConfigError(f"{place}: its run is not async: write `async def run(self, row, policy)`")
+    for call, args in ((loop, ()), (loop.run, ("self", "row", "policy"))):
+        try:
+            inspect.signature(call).bind(*args)
+        except TypeError as error:
+            raise ConfigError(
+                f"{place}: it cannot be made without arguments and run with (row, policy): {error}: "
+                "write `async def run(self, row, policy)`"
+            ) from error
 
 
 def unknown_loop(name: str, known: Mapping[str, object]) -> str:

@@ -1,12 +1,13 @@
 """`tailrace eval`: a checkpoint on the experiment's evaluation set, as a run of its own."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import typer
 
-from tailrace.config import ConfigError
+from tailrace.config import ConfigError, EvaluationArgs
 from tailrace_cli.checkpoints import newest_checkpoint
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.commands.baselines import measured_baselines
@@ -22,7 +23,7 @@ from tailrace_cli.commands.options import (
 from tailrace_cli.console import stdout
 from tailrace_cli.exit_codes import INTERRUPTED
 from tailrace_cli.experiment import Experiment, load_given
-from tailrace_cli.summary import GREEDY, last, read_metrics, sampling_name
+from tailrace_cli.summary import GREEDY, Row, last, read_metrics, sampling_name
 from tailrace_cli.validation import check_experiment
 
 
@@ -65,10 +66,10 @@ def run_evaluation(experiment: Experiment, attachment: Attachment | None) -> int
     if run_to_the_end(experiment, attachment, num_gpus) is None:
         return INTERRUPTED
     rows = read_metrics(experiment.run.run_dir)
-    how = sampling_name(experiment.agents.eval_generating_args.temperature)
-    success = last(rows, "eval/success_rate")
-    shown = "-" if success is None else f"{success:.4f}"
-    stdout.print(f"success rate: {shown} ({how})")
+    for name, args in experiment.run.evaluations.items():
+        stdout.print(f"success rate: {_shown(rows, name)} ({name}, {_how(experiment, args)})")
+    if not experiment.run.evaluations:
+        stdout.print(f"success rate: {_shown(rows)} ({_how(experiment)})")
     greedy = last(rows, "eval/greedy/success_rate")
     if greedy is not None:
         stdout.print(f"success rate: {greedy:.4f} ({GREEDY})")
@@ -76,3 +77,14 @@ def run_evaluation(experiment: Experiment, attachment: Attachment | None) -> int
         for name, rate in found.items():
             stdout.print(f"success rate: {rate:.4f} (simple player of {tag}: {name})")
     return 0
+
+
+def _shown(rows: Sequence[Row], name: str = "") -> str:
+    success = last(rows, f"eval/tag/{name}/success_rate" if name else "eval/success_rate")
+    return "-" if success is None else f"{success:.4f}"
+
+
+def _how(experiment: Experiment, args: EvaluationArgs | None = None) -> str:
+    """Name of the replies of an evaluation."""
+    own = args.temperature if args else None
+    return sampling_name(experiment.agents.eval_generating_args.temperature if own is None else own)

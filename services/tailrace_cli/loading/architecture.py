@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from tailrace.chat.model_files import read_model_card
 from tailrace.config import ConfigError
 from tailrace_cli.experiment import Experiment
+from tailrace_cli.loading.model_facts import refusal
 from tailrace_learner.adapters.hf_model import build_tokenizer, scratch_architecture
 from tailrace_protos.weights import ModelCard
 
@@ -49,10 +50,11 @@ def converted_card(folder: Path, key: str) -> ModelCard:
 
 def _known(config_json: bytes, key: str) -> Any:
     content = json.loads(config_json)
+    given = {name: value for name, value in content.items() if name != "model_type"}
     try:
-        return AutoConfig.for_model(content.pop("model_type", ""), **content)
+        return AutoConfig.for_model(content.get("model_type", ""), **given)
     except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{key}: config.json: {str(error).partition(chr(10))[0]}") from error
+        raise ConfigError(f"{key}: config.json: {refusal(error, content)}") from error
 
 
 def _check_adapters(model: Any, experiment: Experiment) -> None:

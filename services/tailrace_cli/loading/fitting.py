@@ -5,12 +5,13 @@ quality. Memory (`memory`) must hold the least that a run needs for sure; the es
 gives a note.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tailrace.config import ConfigError
 from tailrace_agents.config import GeneratingArgs
 from tailrace_cli.cluster.placement import GpuDemand, PlacementError, place
-from tailrace_cli.experiment import Experiment
+from tailrace_cli.experiment import Experiment, steps_of_epochs
 from tailrace_cli.loading.facts import MachineFacts, ModelFacts, PromptFacts
 from tailrace_cli.loading.memory import gib, memory_of, published_bytes
 
@@ -84,7 +85,21 @@ def _check_prompt(experiment: Experiment, prompt: PromptFacts, found: Findings) 
         )
 
 
-def check_groups(experiment: Experiment, prompts: Iterable[PromptFacts]) -> Findings:
+def _too_few_epochs(experiment: Experiment, prompts: Iterable[PromptFacts]) -> Iterator[str]:
+    """Problem of epochs without one whole step, where the number of all rows is known."""
+    rows = {prompt.tag: prompt.num_rows for prompt in prompts}
+    named = {
+        tag: rows.get(tag, 0) for tag in experiment.scheduler.tags if tag in experiment.agents.datasets
+    }
+    if not experiment.run.num_epochs or not all(named.values()):
+        return
+    try:
+        steps_of_epochs(experiment, named)
+    except ConfigError as error:
+        yield str(error).removeprefix(f"{experiment.source}: ")
+
+
+def check_groups(experiment: Experiment, prompts: Sequence[PromptFacts]) -> Findings:
     """Compares the sizes of steps, groups, ranks and data sets."""
     found = Findings()
     run, learner, scheduler = experiment.run, experiment.learner, experiment.scheduler
@@ -100,6 +115,7 @@ def check_groups(experiment: Experiment, prompts: Iterable[PromptFacts]) -> Find
             f"learner.strategy_args.num_ranks: a mini-batch has {rows} episodes for {ranks} ranks: "
             "some compute nothing"
         )
+    found.problems.extend(_too_few_epochs(experiment, prompts))
     for prompt in prompts:
         if not prompt.num_rows:
             continue
@@ -130,6 +146,8 @@ def check_devices(experiment: Experiment, machine: MachineFacts) -> Findings:
         "reward_gpus": cluster.reward_gpus,
         "num_gpus_per_node": range(cluster.num_gpus_per_node or 0),
     }
+    if not num_gpus:  # `place` says it of a machine that has some
+        named |= {"learner_gpus": cluster.learner_gpus, "inference_gpus": cluster.inference_gpus}
     problems += [
         f"cluster.{key}: it asks for GPU {max(gpus)}, counted from 0, and there are {num_gpus}: "
         "name fewer"

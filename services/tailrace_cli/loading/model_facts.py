@@ -58,24 +58,44 @@ def counted_parameters(folder: Path, key: str) -> int:
     """
     index = folder / _INDEX
     if index.is_file():
-        names = set(json.loads(index.read_bytes()).get("weight_map", {}).values())
+        names = _indexed(index, key)
         missing = sorted(name for name in names if not (folder / name).is_file())
         if missing:
             raise ConfigError(
                 f"{key}: {folder} lacks {missing[0]}, which {_INDEX} names: copy or download the model "
                 "again"
             )
-        return sum(_in_file(folder / name) for name in names)
+        return sum(_in_file(folder / name, key) for name in names)
     if not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
         raise ConfigError(f"{key}: {folder} holds no weights (*.safetensors): copy the whole model")
-    return sum(map(_in_file, folder.glob("model*.safetensors")))
+    return sum(_in_file(path, key) for path in folder.glob("model*.safetensors"))
 
 
-def _in_file(path: Path) -> int:
-    with path.open("rb") as file:
-        (size,) = _HEADER.unpack(file.read(_HEADER.size))
-        header: dict[str, Any] = json.loads(file.read(size))
-    shapes = (entry["shape"] for name, entry in header.items() if name != "__metadata__")
+def _indexed(index: Path, key: str) -> set[str]:
+    """Names of the files that an index of weights lists."""
+    try:
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{key}: {index} has no readable weight_map: copy or download it again"
+        ) from error
+    return names
+
+
+def _in_file(path: Path, key: str) -> int:
+    """Parameters that the header of a file lists; `ConfigError` if the file is not whole."""
+    try:
+        with path.open("rb") as file:
+            (size,) = _HEADER.unpack(file.read(_HEADER.size))
+            header: dict[str, Any] = json.loads(file.read(min(size, path.stat().st_size)))
+        header.pop("__metadata__", None)
+        shapes = [entry["shape"] for entry in header.values()]
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise ConfigError(f"{key}: {path} is no safetensors file: copy or download it again") from error
+    found, needed = path.stat().st_size, _HEADER.size + size + end
+    if found < needed:
+        raise ConfigError(f"{key}: {path} has {found:,} bytes of {needed:,}: copy or download it again")
     return sum(map(math.prod, shapes))
 
 
@@ -103,9 +123,22 @@ def _completed(content: dict[str, Any]) -> dict[str, Any]:
     try:
         found: Any = auto.for_model(str(content.get("model_type", "")), **given)
     except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"the model's config.json: {str(error).partition(chr(10))[0]}") from error
+        raise ConfigError(f"the model's config.json: {refusal(error, content)}") from error
     text = found.get_text_config()
     return {**text.to_dict(), **{key: getattr(text, key, None) for key in _CONTEXT}}
+
+
+def refusal(error: Exception, content: Mapping[str, Any]) -> str:
+    """Reason why transformers cannot read a config.json, and the remedy."""
+    kind = content.get("model_type")
+    if not kind:
+        return "it names no model_type: copy or download it again"
+    if "Unrecognized model" in str(error):
+        version = importlib.import_module("transformers").__version__
+        return (
+            f"transformers {version} knows no model_type {kind!r}: correct it, or install a newer one"
+        )
+    return str(error).partition("\n")[0]
 
 
 def _num_parameters(

@@ -20,14 +20,14 @@ import numpy as np
 import yaml
 
 from tailrace.chat import Renderer, TemplateError
-from tailrace.chat.model_files import model_folder, read_chat_model, read_model_card
+from tailrace.chat.model_files import UNREAD, model_folder, read_chat_model, read_model_card
 from tailrace.config import SECTIONS, ConfigError
 from tailrace.data import Row, first_rows, prompt_messages
 from tailrace.data.rows import COMPLETED
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.object_store import is_url
 from tailrace.processes import ParentLink
-from tailrace.scorers.registry import UnknownSourceError, scorer_for
+from tailrace.scorers.registry import check_truth, scorer_for
 from tailrace.sdk.tool import as_offer
 from tailrace.tools.serving import load_tool
 from tailrace_agents.adapters.player_factory import check_row, made_env
@@ -50,6 +50,7 @@ from tailrace_protos.chat import ChatMessage, ToolSchema
 from tailrace_protos.weights import ModelCard
 from tailrace_reward.adapters.components import check_component
 
+_OTHER_TEMPLATE = "correct it, or put another chat_template.jinja beside the model"
 _NUM_ROWS = 32  # of a data set, from its start
 _NUM_DEMONSTRATIONS = 8
 _GREETING = (ChatMessage("user", "Hello."),)
@@ -71,7 +72,7 @@ class Loader:
             with foreign_code(step.key):
                 return run(step)
         except ForeignCodeError as error:
-            known = isinstance(error.error, ValueError)
+            known = isinstance(error.error, ValueError | ForeignCodeError)
             return Loaded(problems=(self._placed(step, str(error.error if known else error)),))
         except SystemExit as error:
             reason = f"it ended its process ({error!r}), as no code may that a service calls"
@@ -98,9 +99,16 @@ class Loader:
     def _renderer(self) -> Renderer | None:
         """None for a model without a tokenizer or template of use, which the step `model` reports."""
         try:
-            return Renderer.from_model_card(self._source[1], self._experiment.run.chat)
+            return self._checked_renderer()
         except (ConfigError, TemplateError):
             return None
+
+    def _checked_renderer(self) -> Renderer:
+        renderer = Renderer.from_model_card(self._source[1], self._experiment.run.chat)
+        renderer.opening_ids(_GREETING)
+        if self._experiment.agents.custom_envs:
+            renderer.require_plain_turns()
+        return renderer
 
     @cached_property
     def _facts(self) -> ModelFacts:
@@ -110,15 +118,13 @@ class Loader:
 
     def model(self, step: Step) -> Loaded:
         """Configuration, tokenizer, chat template and parsers; renders one prompt."""
-        _, card, folder = self._source
+        folder = self._source[2]
         try:
-            renderer = Renderer.from_model_card(card, self._experiment.run.chat)
-            renderer.opening_ids(_GREETING)
-            if self._experiment.agents.custom_envs:
-                renderer.require_plain_turns()
+            self._checked_renderer()
             facts = self._facts
         except TemplateError as error:
-            raise ConfigError(f"{step.key}: {error}") from error
+            remedy = "" if error.template == UNREAD else f": {_OTHER_TEMPLATE}"
+            raise ConfigError(f"{step.key}: {error}{remedy}") from error
         if facts.num_tokens > facts.vocab_size:
             raise ConfigError(
                 f"{step.key}: the tokenizer has {facts.num_tokens} tokens and the model's vocabulary "
@@ -220,7 +226,7 @@ class Loader:
         notes: tuple[str, ...] = ()
         num_tokens, place = 0, rows[0].origin
         for row in rows:
-            self._check_source(row)
+            self._check_scorers(row)
         if not agents.is_played_by_workflow(step.name):
             loops = {**agents.agent_loops, **AGENT_LOOPS}  # those of the user's are steps of their own
             for row in rows:
@@ -247,15 +253,17 @@ class Loader:
                 ) from error
             yield len(ids), row.origin
 
-    def _check_source(self, row: Row) -> None:
-        """Raises `ConfigError` if no scorer is known for the row's data source."""
+    def _check_scorers(self, row: Row) -> None:
+        """Raises `ConfigError` for a row without a scorer, or without a truth that it can read."""
         source = str(row.data.get("data_source") or "")
         for entry in self._experiment.reward.components:
-            if entry.kind == "scorer" and not entry.scorer:
-                try:
-                    scorer_for(source, entry.sources)
-                except UnknownSourceError as error:
-                    raise ConfigError(f"{row.origin}: reward {entry.name!r}: {error}") from error
+            if entry.kind != "scorer":
+                continue
+            try:
+                with foreign_code("reading the truth"):
+                    check_truth(entry.scorer or scorer_for(source, entry.sources), row.data)
+            except ForeignCodeError as error:
+                raise ConfigError(f"{row.origin}: reward {entry.name!r}: {error.error}") from error
 
     def _unserved(self, rows: list[Row], step: Step) -> Iterator[str]:
         served = {*self._tools, *(SANDBOX_TOOLS if self._experiment.cluster.num_sandboxes else ())}
@@ -292,6 +300,8 @@ class Loader:
     def tool(self, step: Step) -> Loaded:
         """Tools of one worker."""
         names = self._experiment.cluster.tool_workers[int(step.name)].split()
+        if not names:
+            raise ConfigError(f"{step.key}: it names no tool: write module:name, or remove the entry")
         found = {tool.spec.name: tool.spec.schema for tool in map(as_offer, map(load_tool, names))}
         self._tools |= found
         return Loaded(line=f"tools: {', '.join(sorted(found))}")

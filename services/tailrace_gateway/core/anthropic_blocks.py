@@ -72,7 +72,7 @@ def _user(content: str | Blocks, place: str) -> list[ChatMessage]:
     texts = [
         _text(block, f"{place}[{i}]") for i, block in enumerate(content) if block.type != "tool_result"
     ]
-    return [*results, ChatMessage("user", "\n".join(texts))] if texts else results
+    return [*results, ChatMessage("user", "\n".join(texts))] if texts or not results else results
 
 
 def _assistant(content: str | Blocks, place: str) -> ChatMessage:

@@ -33,7 +33,7 @@ from tailrace_gateway.core.errors import (
     ContextOverflowError,
     UnsupportedError,
 )
-from tailrace_gateway.core.openai_request import template_args
+from tailrace_gateway.core.openai_request import template_args, with_format
 from tailrace_gateway.core.output_constraints import ToolChoice, tool_constraints
 from tailrace_gateway.core.sse import named_event, to_json
 from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
@@ -62,7 +62,7 @@ class OutputConfig(Body, frozen=True, kw_only=True):
     """`output_config`."""
 
     effort: str | None = None
-    format: None = None
+    format: dict[str, Any] | None = None
 
 
 class MessagesRequest(Body, frozen=True, kw_only=True):
@@ -138,10 +138,14 @@ def call_of(body: MessagesRequest) -> ModelCall:
             top_k=body.top_k,
             stop=stop_strings(body.stop_sequences, "stop_sequences"),
         ),
-        constraints=tool_constraints(
-            _choice(body.tool_choice or {}),
-            tools,
-            is_parallel=not (body.tool_choice or {}).get("disable_parallel_tool_use"),
+        constraints=with_format(
+            tool_constraints(
+                _choice(body.tool_choice or {}),
+                tools,
+                is_parallel=not (body.tool_choice or {}).get("disable_parallel_tool_use"),
+            ),
+            (body.output_config and body.output_config.format) or {},
+            "output_config.format",
         ),
     )
 

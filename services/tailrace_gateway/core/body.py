@@ -117,7 +117,7 @@ class NumberRanges:
             return
         for (name, (low, high)), value in zip(self._bounds.items(), values, strict=True):
             if value is not None and not low <= value <= high:
-                reason = f"{name}: {value} is not between {low:g} and {high:g}"
+                reason = f"{name}: {value} is not between {low} and {high}"
                 raise BadRequestError(reason, param=name)
 
 

@@ -318,7 +318,14 @@ def read_constraints(
     if choice is None and parallel is None and wanted is None:
         return NO_CONSTRAINTS
     constraints = tool_constraints(read_choice(choice), tools, is_parallel=parallel is not False)
-    reply_format, schema = _read_format(wanted or {}, param)
+    return with_format(constraints, wanted or {}, param)
+
+
+def with_format(
+    constraints: OutputConstraints, wanted: dict[str, Any], param: str
+) -> OutputConstraints:
+    """Return the constraints with the requested format of the reply, which the field `param` names."""
+    reply_format, schema = _read_format(wanted, param)
     if reply_format is ReplyFormat.TEXT:
         return constraints
     return msgspec.structs.replace(constraints, reply_format=reply_format, json_schema=schema)

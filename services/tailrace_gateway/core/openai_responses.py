@@ -19,7 +19,7 @@ from tailrace_gateway.core.call import (
     StopReason,
 )
 from tailrace_gateway.core.errors import ApiError, BadRequestError, UnsupportedError
-from tailrace_gateway.core.openai_answers import TokenText
+from tailrace_gateway.core.openai_answers import TokenText, openai_error
 from tailrace_gateway.core.openai_request import (
     InSchema,
     read_constraints,
@@ -269,7 +269,8 @@ class ResponseStream:
     def error(self, error: ApiError) -> bytes:
         """Encode an error event, which the client raises."""
         param = error.param or None
-        return self._event("error", code=error.code, message=error.message, param=param)
+        raised = openai_error(error)  # the client raises for its key `error` alone
+        return self._event("error", code=error.code, message=error.message, param=param, **raised)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         event = {"type": kind, "sequence_number": self._number, **fields}

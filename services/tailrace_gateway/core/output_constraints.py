@@ -10,12 +10,19 @@ from typing import Any, Literal, NamedTuple
 
 import jsonschema
 import msgspec
+from referencing import Registry, Resource
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 
+from tailrace.cpu_limit import MAX_CPU_S, TooSlowError, cpu_limit
 from tailrace_gateway.core.call import OutputConstraints, ReplyFormat, StopReason
 from tailrace_gateway.core.errors import BadRequestError
+from tailrace_protos.base import UNREADABLE
 from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 
 NO_CONSTRAINTS = OutputConstraints()
+
+_NO_NETWORK: Registry[Any] = Registry()  # the default one fetches references from their addresses
 
 
 def check_schema(constraints: OutputConstraints) -> None:
@@ -27,6 +34,21 @@ def check_schema(constraints: OutputConstraints) -> None:
     except jsonschema.SchemaError as error:
         reason = f"response_format: not a valid JSON Schema: {error.message}"
         raise BadRequestError(reason, param="response_format") from error
+    resource = DRAFT202012.create_resource(constraints.json_schema)
+    try:
+        _require_references(resource, _NO_NETWORK.resolver_with_root(resource))
+    except Unresolvable as error:
+        reason = f"response_format: the schema has no part {error.ref!r}, which its $ref names"
+        raise BadRequestError(reason, param="response_format") from error
+
+
+def _require_references(resource: Resource[Any], resolver: Any) -> None:
+    """Raise `Unresolvable` for a reference that leads out of the schema."""
+    contents = resource.contents
+    if isinstance(contents, dict) and isinstance(reference := contents.get("$ref"), str):
+        resolver.lookup(reference)
+    for inner in resource.subresources():
+        _require_references(inner, resolver.in_subresource(inner))
 
 
 class BrokenConstraint(NamedTuple):
@@ -66,17 +88,28 @@ def _of_format(constraints: OutputConstraints, content: str) -> BrokenConstraint
         return None
     try:
         value: Any = msgspec.json.decode(content.encode())
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         return BrokenConstraint("response_format", f"the reply is not valid JSON: {error}")
     if constraints.reply_format is ReplyFormat.JSON_OBJECT and not isinstance(value, dict):
         return BrokenConstraint("response_format", "the reply is JSON, but not an object")
     if constraints.json_schema is not None:
-        validator = jsonschema.Draft202012Validator(constraints.json_schema)
-        misfit = jsonschema.exceptions.best_match(validator.iter_errors(value))
-        if misfit is not None:
-            reason = f"the reply does not fit the schema at {misfit.json_path}: {misfit.message}"
-            return BrokenConstraint("response_format", reason)
+        return _misfit(constraints.json_schema, value)
     return None
+
+
+def _misfit(schema: dict[str, Any], value: Any) -> BrokenConstraint | None:
+    """Return the first place where a reply does not fit; a check that does not end is one too."""
+    validator = jsonschema.Draft202012Validator(schema, registry=_NO_NETWORK)
+    try:
+        with cpu_limit(MAX_CPU_S):
+            misfit = jsonschema.exceptions.best_match(validator.iter_errors(value))
+    except (RecursionError, TooSlowError) as error:
+        reason = f"the schema cannot be compared with the reply ({type(error).__name__})"
+        return BrokenConstraint("response_format", reason)
+    if misfit is None:
+        return None
+    reason = f"the reply does not fit the schema at {misfit.json_path}: {misfit.message}"
+    return BrokenConstraint("response_format", reason)
 
 
 class ToolChoice(NamedTuple):

@@ -6,7 +6,7 @@ log-probabilities count as sampled by the weights that the learner's step starts
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -20,8 +20,10 @@ from tailrace_protos.base import as_int32, as_uint8, pack_float32, pack_int32, p
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.generation import GIVEN_VERSION, TokenSpan
 from tailrace_protos.trajectory import TokenRow
+from tailrace_protos.weights import ModelCard
 
 _MAX_ID = (1 << 31) - 1
+_Span = tuple[int, str, Annotated[int, msgspec.Meta(ge=1)]]
 
 
 class RowMessage(InMessage, frozen=True):
@@ -36,7 +38,7 @@ class RowBody(Body, frozen=True, kw_only=True):
     token_ids: list[int] | None = None
     loss_mask: list[int] | None = None  # [T] 1: trained
     inference_logprobs: list[float | None] | None = None  # [T]; read where the mask is 1
-    spans: list[tuple[int, str, int]] | None = None  # policy version, source, number of trained tokens
+    spans: list[_Span] | None = None  # policy version, source, number of trained tokens
     turn_ends: list[int] | None = None
     turn_rewards: list[float] | None = None
     messages: list[RowMessage] | None = None
@@ -53,8 +55,10 @@ class RowBody(Body, frozen=True, kw_only=True):
 class TrajectoryReader:
     """Reads rows for the run's model; raises `BadRequestError` with the place of a problem."""
 
-    def __init__(self, renderer: Renderer) -> None:
+    def __init__(self, renderer: Renderer, card: ModelCard) -> None:
         self._renderer = renderer
+        self._max_id = card.vocabulary - 1 if card.vocabulary else _MAX_ID
+        self._max_tokens = card.context_tokens
 
     def read(
         self, rows: Sequence[RowBody], reward: float
@@ -71,11 +75,12 @@ class TrajectoryReader:
                 raise BadRequestError(reason, param=place)
             own = reward if row.reward is None else row.reward
             if row.messages is None:
-                read.append(_token_row(row, place, own))
+                read.append(self._token_row(row, place, own))
                 said = (ChatMessage("assistant", self._renderer.decode(_trained(read[-1]))),)
             else:
                 made, said = self._text_rows(row, place, own)
                 read += made
+            self._require_room(read[-1], place)
         if len(read) == 1:
             return tuple(read), said
         named = (msgspec.structs.replace(row, row_id=str(i)) for i, row in enumerate(read))
@@ -94,19 +99,29 @@ class TrajectoryReader:
             found = self._renderer.supervised_rows(messages, read_tools(row.tools), trained)
         except TemplateError as error:
             raise BadRequestError(f"{place}.messages: {error}", param=f"{place}.messages") from error
-        made = []
+        made: list[TokenRow] = []
         for ids, mask in found:
             given = np.where(mask == 1, np.float32(np.nan), np.float32(0))
             spans = (TokenSpan(GIVEN_VERSION, "", int(mask.sum())),)
             made.append(_row(ids, mask, given, spans, reward, None, None))
         return made, messages
 
+    def _require_room(self, row: TokenRow, place: str) -> None:
+        """Refuse a row that the model cannot read: the learner would leave it out."""
+        num_tokens = len(as_int32(row.token_ids))
+        reason = f"{num_tokens} tokens, and the model reads {self._max_tokens}"
+        _require(not 0 < self._max_tokens < num_tokens, place, reason)
+
+    def _token_row(self, row: RowBody, place: str, reward: float) -> TokenRow:
+        assert row.token_ids is not None
+        strange = next((one for one in row.token_ids if not 0 <= one <= self._max_id), None)
+        reason = f"the model has the ids 0 to {self._max_id}, not {strange}"
+        _require(strange is None, f"{place}.token_ids", reason)
+        return _token_row(row, place, reward)
+
 
 def _token_row(row: RowBody, place: str, reward: float) -> TokenRow:
     assert row.token_ids is not None
-    _require(
-        all(0 <= one <= _MAX_ID for one in row.token_ids), f"{place}.token_ids", "an id is negative"
-    )
     num_tokens = len(row.token_ids)
     mask = _of_tokens(row.loss_mask or [], num_tokens, f"{place}.loss_mask")
     is_mask = bool(mask.any()) and set(mask.tolist()) <= {0, 1}

@@ -70,6 +70,10 @@ def check_component(entry: RewardEntry, key: str) -> None:
     """
     if entry.kind == "function":
         function = load_object(entry.function, f"{key}.function")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigError(
+                f"{key}.function: {entry.function} yields: let it return one number, with `return`"
+            )
         try:
             inspect.signature(function).bind("task", "messages", "metrics", **entry.args)
         except TypeError as error:

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,9 +11,13 @@ from tokenizers import Tokenizer
 
 from tailrace.chat.template import ChatTemplate, TemplateError
 from tailrace.config import ConfigError
+from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import looks_like_path
 from tailrace.object_store import fetched, is_url
 from tailrace_protos.weights import ModelCard
+
+UNREAD = "of the model card"
+"""Origin in the `TemplateError` of files that are missing or cannot be read."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -31,6 +36,7 @@ def model_folder(name: str, key: str) -> Path | None:
                 f"{key}: {name} is no model directory (it holds no config.json): give the folder of a "
                 "Hugging Face model"
             )
+        _check_config(folder / "config.json", key)
         return folder
     if looks_like_path(name) or folder.is_file():
         found = "is a file" if folder.is_file() else "does not exist"
@@ -39,6 +45,17 @@ def model_folder(name: str, key: str) -> Path | None:
             "the hub as owner/name"
         )
     return None
+
+
+def _check_config(path: Path, key: str) -> None:
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{key}: cannot read {path}: {error}: copy or download it again") from error
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{key}: {path} holds a {type(content).__name__}, not an object: copy or download it again"
+        )
 
 
 def present_folder(name: str, key: str) -> Path | None:
@@ -65,14 +82,26 @@ def read_chat_model(card: ModelCard, template_args: Mapping[str, Any]) -> ChatMo
     """Reads the files of the model card; `TemplateError` names what is missing or unusable."""
     files = card.tokenizer_files
     if "tokenizer.json" not in files:
-        raise TemplateError(
-            "of the model card", "tokenizer.json is missing: save a fast tokenizer beside the model"
-        )
-    config: dict[str, Any] = json.loads(files.get("tokenizer_config.json", b"{}"))
-    tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+        raise TemplateError(UNREAD, "tokenizer.json is missing: save a fast tokenizer beside the model")
+    with _reading("tokenizer_config.json"):
+        config: dict[str, Any] = {**json.loads(files.get("tokenizer_config.json", b"{}"))}
+    with _reading("tokenizer.json"):
+        tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
     special = _special_tokens(config)
     template = _template(files, config, {**special, **template_args})
     return ChatModel(tokenizer, template, _eos_token_ids(card, tokenizer, special))
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Turns an error of the body into a `TemplateError` that names the file."""
+    try:
+        with foreign_code(name):
+            yield
+    except ForeignCodeError as error:
+        raise TemplateError(
+            UNREAD, f"cannot read {name}: {error.error}: copy or download it again"
+        ) from error
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
@@ -93,7 +122,7 @@ def _template(files: dict[str, bytes], config: dict[str, Any], names: dict[str, 
         source = {entry["name"]: entry["template"] for entry in source}.get("default")
     if not isinstance(source, str):
         raise TemplateError(
-            "of the model card",
+            UNREAD,
             "the model has none: put chat_template.jinja, or the key chat_template of "
             "tokenizer_config.json, beside the model",
         )

@@ -108,7 +108,9 @@ def _decode(content: bytes, place: str) -> Any:
     try:
         return msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{place}: is not valid JSON: {error}") from error
+        raise ConfigError(
+            f"{place}: is not valid JSON: {error}: correct it (UTF-8, without a byte order mark)"
+        ) from error
 
 
 def _parquet(entry: DatasetEntry, key: str) -> RawRows:

@@ -42,7 +42,7 @@ def truth_of(row: Mapping[str, Any]) -> Any:
     places = (model, row) if isinstance(model, Mapping) else (row,)
     for place in places:
         for key in TRUTH_KEYS:
-            if place.get(key) is not None:
+            if place.get(key) not in (None, "", [], ()):
                 return place[key]
     raise NoTruthError(
         f"the row has no true answer (keys {', '.join(sorted(row)) or 'none'}): name its column "

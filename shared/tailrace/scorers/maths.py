@@ -4,22 +4,17 @@ A model writes the answers. Texts whose evaluation could explode (`9^{9^9}`, `(1
 texts only, and a comparison may use `MAX_CPU_S` seconds of processor time; then it is not equal.
 """
 
-import contextlib
 import functools
 import logging
 import re
-import signal
-import threading
-from collections.abc import Iterator, Mapping
-from types import FrameType
+from collections.abc import Mapping
 from typing import Any
 
+from tailrace.cpu_limit import MAX_CPU_S, TooSlowError, cpu_limit
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import load_extra
-from tailrace.scorers.answers import boxed, final_answer, marked_answer, truths_of
+from tailrace.scorers.answers import NoTruthError, boxed, final_answer, marked_answer, truths_of
 from tailrace.scorers.numbers import MAX_CHARS, numbers_in, quantity
-
-MAX_CPU_S = 2.0
 
 _WORDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|textit|operatorname)\s*\{([^{}]*)\}")
 _LAYOUT = re.compile(r"\\(?:left|right|displaystyle|big|Big|,|;|:|!| )|[\s$]|\\quad|~")
@@ -38,10 +33,6 @@ _SIGNS = (
 )
 
 
-class TooSlowError(BaseException):
-    """A comparison used up its time. Not an `Exception`, so that no library swallows it."""
-
-
 def gsm8k(
     reply: str, truth: object, row: Mapping[str, Any] | None = None, *, strict: bool = False
 ) -> float:
@@ -52,6 +43,8 @@ def gsm8k(
     wanted = [
         numbers[-1] for text in truths_of(truth) if (numbers := numbers_in(text.rpartition("####")[2]))
     ]
+    if not wanted:
+        raise NoTruthError(f"the true answer {str(truth)[:60]!r} has no number: correct the row")
     found = stated_number(reply, strict)
     return float(found is not None and any(_same_number(found, one) for one in wanted))
 
@@ -60,11 +53,12 @@ def aime(
     reply: str, truth: object, row: Mapping[str, Any] | None = None, *, strict: bool = False
 ) -> float:
     """1 if the reply's final number is the truth, a whole number from 0 to 999."""
+    is_right = gsm8k(reply, truth, strict=strict)
     found = stated_number(reply, strict)
     value = quantity(found) if found is not None else None
     if value is None or value.value.denominator != 1 or not 0 <= value.value <= 999:
         return 0.0
-    return gsm8k(reply, truth, strict=strict)
+    return is_right
 
 
 def math(
@@ -119,25 +113,6 @@ def library() -> Any:
     for name in ("math_verify", "latex2sympy2_extended"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return module
-
-
-@contextlib.contextmanager
-def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raises `TooSlowError` in the body after so much processor time; in the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGVTALRM, _give_up)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.5)  # again, if a destructor swallowed it
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, previous)
-
-
-def _give_up(number: int, frame: FrameType | None) -> None:
-    raise TooSlowError
 
 
 def _is_verified(truth: str, answer: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from tailrace.config import ConfigError
 from tailrace.scorers import maths, texts
 from tailrace.scorers.answers import NoTruthError, last_reply, truth_of
+from tailrace.scorers.code import program_tests
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
 
@@ -82,6 +83,17 @@ def scorer_for(source: str, sources: Mapping[str, str]) -> str:
         f"no scorer is known for the data source {source!r}: map it under `sources` of the reward to "
         f"one of {', '.join(SCORERS)}"
     )
+
+
+def check_truth(scorer: str, row: Mapping[str, Any]) -> None:
+    """Raises `ValueError` if a row has no truth that the scorer can read."""
+    function = SCORERS[scorer].function
+    if scorer == "code":
+        program_tests("pass", row, 1)
+    elif function is maths.math:  # comparing would import sympy
+        _truth(row)
+    elif function is not None:
+        function("Answer: A", _truth(row), row)
 
 
 def score(

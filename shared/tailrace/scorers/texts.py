@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jsonschema
+from referencing import Registry
 
+from tailrace.cpu_limit import MAX_CPU_S, TooSlowError, cpu_limit
 from tailrace.scorers.answers import final_answer, marked_answer, truths_of
-from tailrace.scorers.maths import MAX_CPU_S, TooSlowError, cpu_limit
 
 MAX_JSON_CHARS = 1_000_000
 
@@ -20,6 +21,7 @@ _LETTER = re.compile(r"(?<![A-Za-z0-9'])\(?\[?([A-Z]|\d{1,2})\]?\)?(?![A-Za-z0-9
 _LAYOUT = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox)\s*\{([^{}]*)\}")
 _NAMED = re.compile(r"\b(?:option|choice)\s*:?\s*\(?([A-Z])\)?(?![A-Za-z])")
 _MORE = re.compile(r"\s*(?:[,/&|]|or\b|and\b)\s*(?:(?:or|and)\s*)?\(?[A-Z\d]\)?(?![A-Za-z])")
+_DENIED = re.compile(r"(?:\bnot|n't)\s+(?:option|choice)?\s*$", re.IGNORECASE)
 _FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*?)```", re.DOTALL)
 _NO_F1 = frozenset({"yes", "no", "noanswer"})
 
@@ -72,10 +74,12 @@ def json_schema(reply: str, truth: object, row: Mapping[str, Any] | None = None)
         return 0.0
     try:
         with cpu_limit(MAX_CPU_S):
-            jsonschema.validate(found[0], schema)
+            kind: Any = jsonschema.validators.validator_for(schema)
+            kind.check_schema(schema)
+            kind(schema, registry=Registry()).validate(found[0])  # its own: none that asks the network
     except (jsonschema.ValidationError, RecursionError, TooSlowError):
         return 0.0
-    return float(given is None or truth is None or _decoded(truth) == found[0])
+    return float(given is None or truth is None or _is_same(_decoded(truth), found[0]))
 
 
 def normal_text(text: str) -> str:
@@ -145,7 +149,11 @@ def _chosen(answer: str, labels: list[str], texts: list[str]) -> str | None:
 
 def _named(text: str, labels: list[str]) -> set[str]:
     """Labels that a text names; only its first word, if that is a label."""
-    named = {letter for letter in _LETTER.findall(text) if letter in labels}
+    named = {
+        found[1]
+        for found in _LETTER.finditer(text)
+        if found[1] in labels and not _DENIED.search(text[max(0, found.start() - 16) : found.start()])
+    }
     first = _LETTER.match(text)
     if first is None or first[1] not in labels:
         return named
@@ -168,6 +176,15 @@ def _json(text: str) -> tuple[Any] | None:
         return (json.loads(text),)
     except (ValueError, RecursionError):
         return None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Equality of JSON values: `true` is no number, 1 is 1.0."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
 def _decoded(value: object) -> object:

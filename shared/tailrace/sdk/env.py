@@ -8,6 +8,11 @@ answers) can be resumed after a crash without sampling a token again.
 
 from typing import Any, Protocol, SupportsFloat
 
+import numpy as np
+
+NUMBER = (int, float, np.integer, np.floating, np.bool_)
+"""Types of `info` that count as numbers; `bool` is an `int`."""
+
 
 class Env(Protocol):
     """One episode at a time: `reset` begins it, `step` until `terminated` or `truncated`.

@@ -17,11 +17,14 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
 from tailrace.config import ConfigError
 from tailrace.foreign import ForeignCodeError, foreign_code, place_of
 from tailrace.import_path import load_object
 from tailrace_protos.episode import Outcome
+
+_REAL = (numbers.Real, np.bool_)  # numpy registers its other numbers itself
 
 
 class Workflow(Protocol):
@@ -110,7 +113,7 @@ async def run_to_end(
 
 def rewards_of(returned: object, name: str) -> dict[str, float]:
     """Reads returned rewards by completion id; raises `WorkflowReturnError`."""
-    if isinstance(returned, numbers.Real):
+    if isinstance(returned, _REAL):
         return {"": _finite(returned, name)}
     if not isinstance(returned, Mapping):
         raise WorkflowReturnError(
@@ -121,14 +124,14 @@ def rewards_of(returned: object, name: str) -> dict[str, float]:
         raise WorkflowReturnError(f"{name} returned an empty dict: return at least one reward")
     rewards = {}
     for completion_id, reward in returned.items():
-        if not isinstance(completion_id, str) or not isinstance(reward, numbers.Real):
+        if not isinstance(completion_id, str) or not isinstance(reward, _REAL):
             kinds = f"{type(completion_id).__name__} to {type(reward).__name__}"
             raise WorkflowReturnError(f"{name} returned a dict of {kinds}: completion id to number")
         rewards[completion_id] = _finite(reward, name)
     return rewards
 
 
-def _finite(reward: numbers.Real, name: str) -> float:
+def _finite(reward: Any, name: str) -> float:
     value = float(reward)
     if not math.isfinite(value):
         raise WorkflowReturnError(f"{name} returned {value}: rewards must be finite")

@@ -14,6 +14,7 @@ import gymnasium
 from tailrace.config import ConfigError, decode_config
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import load_object
+from tailrace.sdk.env import NUMBER
 from tailrace_envs.game import Answer, TextGame
 from tailrace_envs.published.config import GymnasiumConfig
 from tailrace_envs.published.spaces_text import action_reader, observation_text
@@ -65,7 +66,7 @@ class GymnasiumText(TextGame):
         reward = float(gained)
         self._return += reward
         for key in ("success", "is_success"):
-            if isinstance(info.get(key), bool | int | float):
+            if isinstance(info.get(key), NUMBER):
                 self._reported_success = float(info[key])
         is_over = bool(terminated or self._was_truncated)
         return Answer(self._text, reward, is_over)

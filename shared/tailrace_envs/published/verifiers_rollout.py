@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from verifiers.clients import Client
 from verifiers.types import Response, ResponseMessage
 
+from tailrace.sdk.env import NUMBER
+
 
 class FinishedRollout(NamedTuple):
     """Result of a rollout. `text`: last messages of the environment."""
@@ -80,7 +82,7 @@ class Rollout:
         metrics = {
             name: float(value)
             for name, value in (output.get("metrics") or {}).items()
-            if isinstance(value, bool | int | float)
+            if isinstance(value, NUMBER)
         }
         added = [*output["prompt"], *(output.get("completion") or ())][len(self._seen) :]
         texts = [text_of(part_of(message, "content")) for message in added]

@@ -70,6 +70,39 @@ async def test_a_tools_error_reaches_the_model(world: GatewayWorld, content: Any
     assert f"<tool_response>{seen}</tool_response>" in world.model.prompt()
 
 
+@pytest.mark.parametrize("content", [[], [{"type": "text", "text": ""}], ""])
+async def test_a_message_may_be_empty(world: GatewayWorld, content: Any) -> None:
+    client = world.anthropic(await world.open())
+    answer = await ask(client, {"role": "user", "content": content}, system="")
+    assert answer.content[0].text == "Hello there."
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("rule", ["pass", "ask_again", "refuse"])
+async def test_a_format_is_checked(empty_world: GatewayWorld, rule: str, streams: bool) -> None:
+    world = empty_world
+    await world.start_gateway(on_broken_promise=rule, max_asks=3)
+    replies = ["No.", '{"x": 1}']
+    world.model.reply = lambda *_: replies[len(world.model.requests) - 1]
+    client = world.anthropic(await world.open())
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    settings: Any = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+
+    async def text() -> str:
+        if not streams:
+            return str((await ask(client, USER, tools=[], **settings)).content[0].text)
+        asked = {"model": "m", "messages": [USER], "max_tokens": 500, **settings}
+        async with client.messages.stream(**asked) as stream:
+            return await stream.get_final_text()
+
+    if rule == "refuse":
+        with pytest.raises(anthropic.APIStatusError, match="not valid JSON"):
+            await text()
+    else:
+        assert await text() == {"pass": "No.", "ask_again": '{"x": 1}'}[rule]
+    assert (await world.export()).metrics["num_broken_constraints"] == 1
+
+
 @pytest.mark.parametrize("nests", [False, True])
 async def test_pictures_are_refused_by_their_place(world: GatewayWorld, nests: bool) -> None:
     source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
@@ -143,6 +176,7 @@ async def test_tokens_are_counted_as_they_would_be_sent(world: GatewayWorld) -> 
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools"),
         ({"extra_body": {"top_k": -2}}, "top_k"),
         ({"extra_body": {"made_up": 1}}, "made_up"),
+        ({"output_config": {"format": {"type": "yaml"}}}, "output_config.format"),
         ({"stop_sequences": [""]}, "stop_sequences"),
     ],
 )

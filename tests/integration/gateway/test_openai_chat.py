@@ -263,6 +263,49 @@ async def test_template_arguments_that_change_render_the_conversation_anew(world
     assert (await world.export()).metrics["num_forks"] == 1
 
 
+@pytest.mark.parametrize("reference", ["https://schemas.example/x.json", "#/$defs/none", "other"])
+async def test_a_schema_that_refers_to_nothing_is_refused_before_sampling(
+    world: GatewayWorld, reference: str
+) -> None:
+    client = world.openai(await world.open())
+    inner = {"type": "object", "properties": {"x": {"$ref": reference}}}
+    with pytest.raises(openai.BadRequestError, match="which its \\$ref names"):
+        await chat(client, USER, response_format=form_of(inner))
+    assert world.model.requests == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "reply"),
+    [
+        ({"$ref": "#"}, '{"x": 1}'),
+        ({"properties": {"x": {"pattern": "^(a|a?)+$"}}}, '{"x": "' + "a" * 40 + '!"}'),
+        ({"type": "object"}, "[" * 3000),
+    ],
+)
+async def test_a_check_of_the_schema_ends(
+    world: GatewayWorld, schema: dict[str, Any], reply: str
+) -> None:
+    world.model.reply = lambda *_: reply
+    client = world.openai(await world.open())
+    answer = await chat(client, USER, response_format=form_of(schema))
+    assert answer.choices[0].message.content == reply
+    assert (await world.export()).metrics["num_broken_constraints"] == 1
+
+
+async def test_a_schema_may_refer_to_its_own_parts(world: GatewayWorld) -> None:
+    world.model.reply = lambda *_: '{"next": {"next": {}}}'
+    client = world.openai(await world.open())
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
+    named = {"$id": "https://schemas.example/a", "$ref": "b", "$defs": {"x": {"$id": "b"}}}
+    await chat(client, USER, response_format=form_of({"$ref": "#/$defs/node", "$defs": {"node": node}}))
+    await chat(client, USER, response_format=form_of(named))
+    assert (await world.export()).metrics["num_broken_constraints"] == 0
+
+
+def form_of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+
+
 async def test_a_kept_promise_passes(world: GatewayWorld) -> None:
     world.model.reply = lambda *_: '{"x": 1}'
     client = world.openai(await world.open())

@@ -82,6 +82,27 @@ async def test_the_stream_builds_the_same_response(world: GatewayWorld) -> None:
     assert done[-1].arguments == final[-1].arguments
 
 
+@pytest.mark.parametrize("helps", [False, True])
+async def test_a_stream_that_fails_late_raises_in_the_client(
+    empty_world: GatewayWorld, helps: bool
+) -> None:
+    world = empty_world
+    await world.start_gateway(on_broken_promise="refuse")
+    client = world.openai(await world.open(), max_retries=0)
+    settings: Any = {"model": "m", "input": "Hi", "text": {"format": {"type": "json_object"}}}
+
+    async def read() -> None:
+        if helps:
+            async with client.responses.stream(**settings) as stream:
+                await stream.get_final_response()
+        else:
+            _ = [event async for event in await client.responses.create(stream=True, **settings)]
+
+    with pytest.raises(openai.APIError, match="not valid JSON") as raised:
+        await read()
+    assert raised.value.code == "response_format_not_met"
+
+
 async def test_a_cut_response_is_incomplete(world: GatewayWorld) -> None:
     client = world.openai(await world.open())
     answer = await client.responses.create(model="m", input="Hi", max_output_tokens=3)

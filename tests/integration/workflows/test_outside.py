@@ -328,6 +328,9 @@ async def test_the_examples_play_with_their_calculator(
     assert [one.metrics["num_forks"] for one in played.values()] == [0] * 4
 
 
+NO_SPANS: dict[str, Any] = {"spans": None, "inference_logprobs": None}
+
+
 async def test_rows_of_tokens_are_settled_as_they_are(world: WorkflowWorld) -> None:
     desk = await start(world)
     await world.admit()
@@ -346,6 +349,9 @@ async def test_rows_of_tokens_are_settled_as_they_are(world: WorkflowWorld) -> N
         ({"spans": [[3, "", 2]]}, "rows[0].spans"),
         ({"messages": []}, "rows[0]"),
         ({"token_ids": [-1] * 5}, "rows[0].token_ids"),
+        ({"token_ids": [5, 6, 7, 8, 1_000_000]}, "rows[0].token_ids"),
+        ({"spans": [[3, "", 4], [3, "", -1]]}, "rows[0].spans[1][2]"),
+        ({"token_ids": [5] * 99_999, "loss_mask": [1] * 99_999, **NO_SPANS}, "rows[0]"),
     ):
         body = {"rows": [{**row, **wrong}], "reward": 1.0}
         refused = await player.post("episodes/current/trajectory", json=body)

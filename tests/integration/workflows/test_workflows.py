@@ -218,7 +218,11 @@ async def test_an_agent_that_uses_up_its_budget_has_failed_as_a_policy(world: Wo
     ],
 )
 async def test_one_number_reaches_the_calls_of_its_scope(
-    world: WorkflowWorld, scope: str | None, style: str, rewards: list[float]
+    world: WorkflowWorld,
+    capsys: pytest.CaptureFixture[str],
+    scope: str | None,
+    style: str,
+    rewards: list[float],
 ) -> None:
     chosen = {} if scope is None else {"reward_scope": scope}
     await world.start("gateway_agents.Team", turn_discount=0.5, export_style=style, **chosen)
@@ -226,6 +230,8 @@ async def test_one_number_reaches_the_calls_of_its_scope(
     assert played.reward == 1.0
     assert played.success == 1.0
     assert [row.reward for row in played.rows if row.has_reward] == rewards
+    is_warned = "rows without a reward are not trained" in "".join(capsys.readouterr())
+    assert is_warned == (len(rewards) < len(played.rows))
     assert sum(len(trained(row)) for row in played.rows) == sum(map(len, world.sampled()))
 
 

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,6 +79,36 @@ def test_an_environment_that_cannot_be_made_or_closed_is_foreign_code() -> None:
     env.close = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     with pytest.raises(ForeignCodeError, match=r"env\.close raised ZeroDivisionError"):
         EnvHandle(env).close()
+
+
+async def test_numbers_of_numpy_are_numbers_too() -> None:
+    env = StairsEnv()
+    info = {
+        "success": np.bool_(True),
+        "height": np.float32(0.5),
+        "steps": np.int64(3),
+        "name": "a",
+        "board": np.zeros(3),
+    }
+    env.step = lambda action: ("", np.float32(1.0), np.bool_(True), np.bool_(False), info)  # type: ignore[method-assign,assignment]
+    answer = await EnvHandle(env).step("up")
+    assert answer.numbers == {"success": 1.0, "height": 0.5, "steps": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("ok", "found str"),
+        (("", 1.0, True), "found tuple of 3"),
+        (("", "1", True, False, {}), "str"),
+        (("", 1.0, True, False, None), "info"),
+    ],
+)
+async def test_an_answer_of_another_form_is_told(answer: object, said: str) -> None:
+    env = StairsEnv()
+    env.step = lambda action: answer  # type: ignore[method-assign,assignment,return-value]
+    with pytest.raises(ForeignCodeError, match=said):
+        await EnvHandle(env).step("up")
 
 
 async def test_an_environment_busy_in_a_thread_is_closed_when_its_call_returns() -> None:

@@ -159,10 +159,12 @@ def _supervisor(folder: Path) -> Supervisor:
 def test_an_evaluation_whose_means_leave_episodes_out_is_a_hint(tmp_path: Path) -> None:
     """Episodes that time out are not valid, and those that succeed early are: the mean lies."""
     greedy = TagEvaluation(1.0, 1.0, 5)
+    named = {"first": TagEvaluation(0.1, 0.1, 3), "second": TagEvaluation(0.2, 0.2, 28)}
     write_events(
         tmp_path,
         EvaluationFinished("e0-v1", 0, 1.0, 1.0, 29, 768, {}, greedy),
         EvaluationFinished("e9-v9", 9, 0.1, 0.1, 512, 768, {}, TagEvaluation(0.1, 0.1, 250)),
+        EvaluationFinished("e12-v9", 12, 0.1, 0.1, 3, 31, named),
     )
     (hint,) = read_health(tmp_path).hints
     assert hint.startswith("the evaluation of step 0 counts 34 of 768 episodes")

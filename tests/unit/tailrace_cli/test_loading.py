@@ -14,6 +14,7 @@ from tailrace.import_path import importable_from
 from tailrace.toolbox.byte_tokenizer import build_byte_tokenizer
 from tailrace_cli.experiment import Experiment, decode, load
 from tailrace_cli.loading.checks import Report, combined, steps_of
+from tailrace_cli.loading.facts import Loaded, MachineFacts
 from tailrace_cli.loading.process import Loader
 from tailrace_cli.validation import problems_of
 
@@ -65,6 +66,15 @@ class Unready(Env):
 class Wordless(Env):
     def reset(self, seed=None): return 3, {}
 
+class Deaf(Env):
+    def step(self): return "", 1.0, True, False, {}
+
+class Bare(Env):
+    def reset(self, seed=None): return "Go"
+
+class Waiting(Env):
+    async def reset(self, seed=None): return "Go", {}
+
 class Half:
     def reset(self, seed=None): return "", {}
 
@@ -79,6 +89,12 @@ class Needy:
     async def run(self, data, judge): return 1.0
 
 class NoLoop: ...
+class BlockingLoop:
+    def run(self, row, policy): ...
+class NeedyLoop:
+    async def run(self, row): ...
+
+def nothing(): ...
 
 class Tracker:
     def __init__(self, run, *, folder: str): ...
@@ -94,11 +110,18 @@ def long_rows(split): yield {"prompt": "2 + 3 " * 100}
 def tool_rows(split): yield {"prompt": "2 + 3", "agent_name": "tool_agent", "tools": ["adder"]}
 def shell_rows(split): yield {"prompt": "ls", "agent_name": "tool_agent", "tools": ["shell"]}
 def no_rows(split): yield from ()
+def uncertain_rows(split):
+    yield {"prompt": "2 + 3", "data_source": "openai/gsm8k", "answer": "#### 5"}
+    yield {"prompt": "2 + 3", "data_source": "openai/gsm8k", "answer": ""}
+def wordy_rows(split): yield {"prompt": "2 + 3", "data_source": "openai/gsm8k", "answer": "five"}
+def untested_rows(split): yield {"prompt": "Write f.", "data_source": "apps"}
+def broken_text(split): yield {"prompt": "2 + 3 " + chr(0xD800)}
 def raising_rows(split): yield 1 / 0
 def drop(row): return None
 
 def fair(task, messages, metrics): return 1.0
 def greedy(task): return 1.0
+def yielding(task, messages, metrics): yield 1.0
 number = 3
 
 @tool
@@ -139,6 +162,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             json.dumps({"weight_map": {"w": "model-00002.safetensors"}})
         ),
         "no_config": lambda at: (at / "config.json").unlink(),
+        "broken_config": lambda at: (at / "config.json").write_text("{"),
+        "other_config": lambda at: (at / "config.json").write_text("[]"),
+        "unknown_kind": lambda at: (at / "config.json").write_text('{"model_type": "qwen99"}'),
+        "broken_tokenizer": lambda at: (at / "tokenizer.json").write_text("{"),
+        "broken_tokenizer_config": lambda at: (at / "tokenizer_config.json").write_text("{"),
+        "cut_header": lambda at: (at / "model.safetensors").write_bytes(b"cut"),
+        "long_header": lambda at: (at / "model.safetensors").write_bytes(b"\xff" * 8 + b"{}"),
+        "cut_weights": lambda at: os.truncate(at / "model.safetensors", 100),
+        "broken_index": lambda at: (at / "model.safetensors.index.json").write_text("{}"),
     }.items():
         other = folder / name
         other.mkdir()
@@ -218,6 +250,27 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
     "constructor that exits": (own_env("Leaving"), "agents.custom_envs.lake", "ended its process"),
     "constructor without the key": (own_env("Env", size=3), "agents.custom_envs.lake", "'size'"),
     "environment without step": (own_env("Half"), "agents.custom_envs.lake", "no step and no close"),
+    "environment whose step takes no reply": (
+        own_env("Deaf"),
+        "agents.custom_envs.lake",
+        "step cannot be called as step(reply)",
+    ),
+    "environment that returns a text alone": (
+        own_env("Bare"),
+        "agents.custom_envs.lake",
+        "must return (observation, info), found str",
+    ),
+    "environment that is async": (own_env("Waiting"), "agents.custom_envs.lake", "plain `def reset`"),
+    "function that makes no environment": (
+        own_env("nothing"),
+        "agents.custom_envs.lake",
+        "has no reset and no step and no close",
+    ),
+    "path of a module": (
+        {"agents.custom_envs": {"lake": {"env_type": "./loading_parts.py:Env"}}},
+        "agents.custom_envs.lake",
+        "must look like package.module:name",
+    ),
     "environment that cannot begin": (
         own_env("Unready"),
         "agents.custom_envs.lake",
@@ -263,6 +316,16 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
         "agents.agent_loops.mine",
         "no class with a method run",
     ),
+    "loop that is not async": (
+        data("rows") | {"agents.agent_loops": {"mine": "loading_parts:BlockingLoop"}},
+        "agents.agent_loops.mine",
+        "async def run(self, row, policy)",
+    ),
+    "loop with other arguments": (
+        data("rows") | {"agents.agent_loops": {"mine": "loading_parts:NeedyLoop"}},
+        "agents.agent_loops.mine",
+        "run with (row, policy): too many positional arguments",
+    ),
     "workflow that is not async": (
         workflow("loading_parts.Blocking"),
         "agents.workflow",
@@ -299,6 +362,38 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
         "agents.datasets.lake",
         "reward 'own'",
     ),
+    "reward that yields": (
+        scored(function="loading_parts:yielding"),
+        "reward.rewards[0].function",
+        "with `return`",
+    ),
+    "row without a truth": (
+        data("uncertain_rows") | {"reward.rewards": [{"name": "own", "kind": "scorer"}]},
+        "agents.datasets.lake",
+        "uncertain_rows[1]: reward 'own': the row has no true answer",
+    ),
+    "truth that its scorer cannot read": (
+        data("wordy_rows") | {"reward.rewards": [{"name": "own", "kind": "scorer"}]},
+        "agents.datasets.lake",
+        "'five' has no number",
+    ),
+    "program without tests": (
+        data("untested_rows")
+        | {"reward.rewards": [{"name": "own", "kind": "scorer"}], "cluster.num_sandboxes": 1},
+        "agents.datasets.lake",
+        "untested_rows[0]: reward 'own'",
+    ),
+    "row that no UTF-8 has": (
+        data("broken_text"),
+        "agents.datasets.lake",
+        "broken_text[0]: key 'prompt'",
+    ),
+    "epochs over less than a step": (
+        data("rows") | {"num_epochs": 3, "groups_per_step": 4},
+        "num_epochs",
+        "3 groups are fewer than groups_per_step (4)",
+    ),
+    "epochs over no data": ({"num_epochs": 3}, "num_epochs", "scheduler.tags names no data set"),
     "judge without its key": (
         scored(kind="judge", judge=JUDGE | {"api_key_env": "NO_SUCH_KEY"})
         | {"cluster.keep_environment": ["NO_SUCH_KEY"]},
@@ -324,6 +419,11 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
         {"cluster.tool_workers": ["loading_parts:greedy"]},
         "cluster.tool_workers[0]",
         "is no tool",
+    ),
+    "tool without a name": (
+        {"cluster.tool_workers": [""]},
+        "cluster.tool_workers[0]",
+        "it names no tool",
     ),
     "tracker without an argument": (
         {"learner.trackers": {"loading_parts:Tracker": {}}},
@@ -380,6 +480,39 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
         "pretrain",
         "lacks model-00002.safetensors",
     ),
+    "config.json that is cut": (pretrained("{folder}/broken_config"), "pretrain", "cannot read"),
+    "config.json that is a list": (pretrained("{folder}/other_config"), "pretrain", "holds a list"),
+    "model of an unknown kind": (
+        pretrained("{folder}/unknown_kind"),
+        "pretrain",
+        "knows no model_type 'qwen99'",
+    ),
+    "tokenizer that is cut": (
+        pretrained("{folder}/broken_tokenizer"),
+        "pretrain",
+        "cannot read tokenizer.json",
+    ),
+    "tokenizer with a broken configuration": (
+        pretrained("{folder}/broken_tokenizer_config"),
+        "pretrain",
+        "cannot read tokenizer_config.json",
+    ),
+    "weights without a header": (
+        pretrained("{folder}/cut_header"),
+        "pretrain",
+        "no safetensors file",
+    ),
+    "weights with a wrong header": (
+        pretrained("{folder}/long_header"),
+        "pretrain",
+        "copy or download it again",
+    ),
+    "weights that are cut": (pretrained("{folder}/cut_weights"), "pretrain", "has 100 bytes of 133"),
+    "weights with a broken index": (
+        pretrained("{folder}/broken_index"),
+        "pretrain",
+        "no readable weight_map",
+    ),
     "model without a tokenizer": (
         pretrained("{folder}/no_tokenizer"),
         "pretrain",
@@ -390,7 +523,11 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
         "pretrain",
         "put chat_template.jinja",
     ),
-    "chat template that refuses": (pretrained("{folder}/wrong_template"), "pretrain", "template"),
+    "chat template that refuses": (
+        pretrained("{folder}/wrong_template"),
+        "pretrain",
+        "put another chat_template.jinja",
+    ),
     "tokenizer of another model": (
         pretrained("{folder}/small_vocabulary"),
         "pretrain",
@@ -437,6 +574,14 @@ def test_a_mistake_names_its_place_and_the_remedy(folder: Path, case: str) -> No
     assert report.problems[0].startswith(key)
     assert expected in report.problems[0]
     assert len(report.problems) == len({problem.partition(": ")[0] for problem in report.problems})
+
+
+def test_a_gpu_by_number_needs_one_here(folder: Path) -> None:
+    alone = changed({"cluster.learner_gpus": [0]})
+    report = combined(alone, [], [Loaded(machine=MachineFacts(host_bytes=1 << 35, shm_bytes=1 << 35))])
+    assert [problem.partition(",")[0] for problem in report.problems] == [
+        "cluster.learner_gpus: it asks for GPU 0"
+    ]
 
 
 def test_a_valid_experiment_has_a_summary_and_all_of_its_mistakes_come_at_once(folder: Path) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from tailrace.config import ConfigError
 from tailrace_cli.__main__ import app, main
 from tailrace_cli.commands.init import examples_folder
-from tailrace_cli.run_folders import find_run
+from tailrace_cli.run_folders import RunFolder, find_run
 from tailrace_protos.event import (
     Event,
     EventBody,
@@ -271,3 +272,13 @@ def test_an_exception_in_a_log_is_shown_by_its_text_and_its_places(tmp_path: Pat
         "<string>:3 <module>",
         "<string>:2 play",
     ]
+
+
+def test_the_temperature_of_evaluations_is_that_of_the_first_named_one(tmp_path: Path) -> None:
+    agents = {"eval_generating_args": {"temperature": 0.7}}
+    named = {"first": {"temperature": 0.0}, "second": {"temperature": 1.0}}
+    plain = {"first": {"temperature": None}}
+    for evaluations, expected in ((named, 0.0), (plain, 0.7), ({}, 0.7)):
+        content = {"agents": agents, "evaluations": evaluations}
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+        assert RunFolder(tmp_path).eval_temperature == expected

@@ -61,9 +61,7 @@ def num_unnamed_turns(returns: Returns) -> int:
 
 def limits_of(card: ModelCard) -> RowLimits:
     """Limits of the model of a card."""
-    architecture = msgspec.json.decode(card.config_json)
-    architecture |= architecture.get("text_config") or {}
-    return RowLimits(card.context_tokens, vocabulary=architecture.get("vocab_size") or 0)
+    return RowLimits(card.context_tokens, vocabulary=card.vocabulary)
 
 
 def is_overlong(row: TokenRow, limits: RowLimits) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from tailrace.chat.reasoning import REASONING_PARSERS
 from tailrace.chat.text_stream import StopText, TokenText
 from tailrace.chat.tool_parsers import TOOL_PARSERS
-from tailrace.scorers.maths import cpu_limit
+from tailrace.cpu_limit import cpu_limit
 from tailrace_protos.chat import ChatMessage, ToolSchema
 from tests.unit.tailrace.chat.families import FAMILIES, QWEN, Family, renderer, tokenizer
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from gymnasium import spaces
 
+from tailrace.cpu_limit import cpu_limit
 from tailrace.scorers import maths, texts
 from tailrace.scorers.code import program_of
-from tailrace.scorers.maths import cpu_limit
 from tailrace_envs.published.spaces_text import action_reader
 from tailrace_envs.webshop.environment import read_action
 

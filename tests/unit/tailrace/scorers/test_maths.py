@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.scorers import aime, final_answer, gsm8k, is_equal, math, maths
-from tailrace.scorers.answers import without_thoughts
+from tailrace.scorers.answers import NoTruthError, without_thoughts
 
 pytest.importorskip("math_verify", reason="the package math-verify is not installed")
 
@@ -199,3 +199,10 @@ def test_the_solutions_of_gsm8k_are_right_and_other_numbers_are_wrong() -> None:
         assert gsm8k(solution, solution) == math(f"\\boxed{{{truth}}}", solution) == 1.0
         wrong = int(truth.replace(",", "")) + 1
         assert gsm8k(f"#### {wrong}", solution) == math(f"\\boxed{{{wrong}}}", solution) == 0.0
+
+
+@pytest.mark.parametrize("truth", ["two", "#### none", "", []])
+def test_a_truth_without_a_number_is_an_error_not_a_zero(truth: object) -> None:
+    for scorer in (maths.gsm8k, maths.aime):
+        with pytest.raises(NoTruthError, match="has no number"):
+            scorer("\\boxed{2}", truth)

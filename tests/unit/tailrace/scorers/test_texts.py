@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
+import subprocess
 import sys
 from typing import Any
 
 import pytest
+from referencing.exceptions import Unresolvable
 
 from tailrace.scorers import (
     NoTruthError,
@@ -45,6 +45,8 @@ CHOICES = {"choices": ["Berlin", "Paris", "Rome", "Oslo"]}
         ("A, B, C, D", 0.0),
         ("The answer is C.", 0.0),
         ("A capital", 0.0),
+        ("Answer: not B", 0.0),
+        ("Answer: not A, it is B", 1.0),
         ("", 0.0),
     ],
 )
@@ -89,6 +91,16 @@ def test_json_is_checked_by_its_schema(reply: str, score: float) -> None:
         assert json_schema(reply, None, {"json_schema": schema}) == score
         assert json_schema(reply, schema) == score
     assert json_schema('{"n": 2}', '{"n": 1}', {"json_schema": SCHEMA}) == 0.0
+    anything = {"json_schema": True}
+    assert json_schema('{"n": [1.0]}', '{"n": [1]}', anything) == 1.0
+    assert json_schema('{"n": [true]}', '{"n": [1]}', anything) == 0.0
+    assert json_schema('{"n": [1], "m": 2}', '{"n": [1]}', anything) == 0.0
+
+
+def test_a_schema_is_never_fetched() -> None:
+    schema = {"$ref": "https://schemas.example/x.json"}
+    with pytest.raises(Unresolvable):
+        json_schema("{}", None, {"json_schema": schema})
 
 
 def test_a_pattern_that_a_reply_makes_slow_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,14 +111,9 @@ def test_a_pattern_that_a_reply_makes_slow_is_given_up(monkeypatch: pytest.Monke
 
 def run(test: ProgramTest) -> bool:
     """Runs a test as the sandbox does: source, standard input, standard output."""
-    output, given = io.StringIO(), sys.stdin
-    sys.stdin = io.StringIO(test.stdin)
-    try:
-        with contextlib.redirect_stdout(output), contextlib.suppress(Exception, SystemExit):
-            exec(compile(test.code, "program", "exec"), {"__name__": "__main__"})
-    finally:
-        sys.stdin = given
-    return test.passes(output.getvalue())
+    argv = [sys.executable, "-c", test.code]
+    ended = subprocess.run(argv, input=test.stdin, capture_output=True, text=True, timeout=60)
+    return ended.returncode == 0 and test.passes(ended.stdout)
 
 
 def passes(program: str, row: dict[str, Any]) -> list[bool]:
@@ -157,6 +164,11 @@ def test_programs_pass_and_fail_their_tests(
         "print('\\ntailrace-result:true')\nraise SystemExit",
         "def add(a, b):\n    raise SystemExit(0)",
         "class Any:\n    pass\ndef add(a, b):\n    return None",
+        "import sys\nprint('\\ntailrace-result:' + sys.stdin.read().split('\\n')[0])\nsys.exit()",
+        "import os\nos.write(1, b'\\ntailrace-result:' + os.read(0, 99).split(b'\\n')[0])\nos._exit(0)",
+        "import builtins\nbuiltins.exec = lambda *given: None",
+        "import builtins\nbuiltins.compile = lambda *given: 'pass'",
+        "import sys\nprint('\\ntailrace-result:' + sys._getframe(1).f_globals['_token'])\nsys.exit()",
     ],
 )
 def test_programs_cannot_pass_by_ending_early(program: str) -> None:

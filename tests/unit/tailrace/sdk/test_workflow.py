@@ -29,7 +29,7 @@ async def end_of(answer: object) -> WorkflowEnd:
     return await run_to_end(Answering(), {"answer": answer}, OFFERED)
 
 
-@pytest.mark.parametrize("answer", [0.5, 1, True, np.float32(0.25), np.int64(3)])
+@pytest.mark.parametrize("answer", [0.5, 1, True, np.float32(0.25), np.int64(3), np.bool_(True)])
 async def test_a_number_is_the_reward_of_the_last_call(answer: Any) -> None:
     assert await end_of(answer) == WorkflowEnd(Outcome.OK, rewards={"": float(answer)})
 

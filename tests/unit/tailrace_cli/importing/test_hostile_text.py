@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.config import ConfigError
-from tailrace.scorers.maths import cpu_limit
+from tailrace.cpu_limit import cpu_limit
 from tailrace_cli.importing.source import read_source
 
 NUM_CHARS = 6_000  # Hydra's grammar needs more than a second for the slowest of these

@@ -84,6 +84,7 @@ def test_text_before_the_first_observation_is_a_key() -> None:
 
 MODULE = """
 import gymnasium
+import numpy
 
 
 class Modest(gymnasium.Env):
@@ -93,7 +94,7 @@ class Modest(gymnasium.Env):
         return 0, {}
 
     def step(self, action):
-        return 1, -1.0, True, False, {"is_success": True}
+        return 1, -1.0, True, False, {"is_success": numpy.float32(1)}
 
 
 gymnasium.register("Modest-v0", Modest)
