@@ -1,6 +1,6 @@
 """Looks at everything that a call holds, at a cost that is small beside what the call does.
 
-Each look bounds the memory of the call: what it held at the last survey, and all that the machine has
+Each look bounds the memory of the call: what it held at the last survey, plus all that the machine has
 allocated since. A survey reads memory and threads of each process. It comes when the bound passes the
 limit, and every 0.5 s, or with each look where nothing else limits processes.
 
@@ -11,8 +11,9 @@ machine has allocated, and the kernel memory and disk blocks that are in more us
 were all its own.
 
 Memory that forked processes share counts for each of them, since they can write to all of it between
-two surveys. What they hold together is measured at each full count, and tells only how far the limit
-is. In a cgroup the kernel counts memory instead, with that of pipes and sockets, and keeps the limit.
+two surveys. What they hold together is measured at each full count. It tells how far the limit is, and
+bounds the memory of the call in the same way until the next one. In a cgroup the kernel counts memory
+instead, with that of pipes and sockets, and keeps the limit.
 """
 
 import os
@@ -26,6 +27,7 @@ from tailrace_sandbox.engine.processes import PIPE_BYTES, SOCKET_BYTES
 
 _COUNT_SHARE, _MAX_COUNT_S = 0.004, 4.0  # of a core, for counts that nothing else demands
 _SURVEY_S = 0.5
+_MAX_TRIALS = 2  # to measure shared memory while no process is forked
 _SMALL_PIPE_BYTES = 2 * PAGE_BYTES  # of those of a user with too many
 _MAPPING_BYTES = 160  # of kernel memory, at least
 
@@ -62,6 +64,7 @@ class Inspection:
         self._used, self._room = workspace.Usage(0, 0), workspace.Room(0, 0)
         self._hidden_bytes = 0  # on disk, in files without a name
         self._distinct_bytes, self._measured = 0, self._surveyed  # what processes share counts once
+        self._real_bytes = 0  # of memory that the call could have at the last full count, in this sense
         self.room_bytes = 0  # of memory, after the last look, as far as is known
 
     def look(self) -> str:
@@ -80,9 +83,8 @@ class Inspection:
             if is_full or may_split:
                 self._count(room, machine, is_full)
             self._most_bytes = self._most_now(machine)
-            if self._group is None and self._most_bytes > limits.memory_bytes:
-                self._count_queues(machine, {})
-                self._most_bytes = self._found.memory_bytes + self._queues.num_bytes
+            if self._may_exceed_memory(machine):
+                self._count_for_memory(machine)
             self._survey_s += self._pause_s
         return self._broken(self._memory(machine))
 
@@ -128,8 +130,18 @@ class Inspection:
         return self._num_mappings + kernel_bytes // _MAPPING_BYTES > self._limits.max_mappings
 
     def _may_exceed_memory(self, machine: Machine) -> bool:
-        grown_bytes = machine.allocated_bytes - self._surveyed.allocated_bytes
-        return self._group is None and self._most_bytes + grown_bytes > self._limits.memory_bytes
+        """Tell whether both bounds pass the limit: the last survey's, and the last full count's."""
+        surveyed_bytes = self._most_bytes - self._surveyed.allocated_bytes
+        measured_bytes = self._real_bytes - self._measured.allocated_bytes
+        most_bytes = machine.allocated_bytes + min(surveyed_bytes, measured_bytes)
+        return self._group is None and most_bytes > self._limits.memory_bytes
+
+    def _count_for_memory(self, machine: Machine) -> None:
+        """Count what makes the bounds of memory as small as they can be."""
+        self._count_queues(machine, {})
+        self._most_bytes = self._found.memory_bytes + self._queues.num_bytes
+        if 2 * self._distinct_bytes < self._found.memory_bytes:
+            self._measure_distinct(machine)
 
     def _most_now(self, machine: Machine) -> int:
         """Most memory that the call can have just after a survey, without a look at its descriptors."""
@@ -158,14 +170,26 @@ class Inspection:
         self._queues, self._queued = self._surveyor.queues(hidden), machine
 
     def _measure_distinct(self, machine: Machine) -> None:
-        found, self._measured = self._found, machine
-        self._distinct_bytes = found.memory_bytes
+        """Measure what the processes hold together.
+
+        It bounds their memory if none of them was forked meanwhile: one that came and ended unseen made
+        the shares of others smaller.
+        """
+        held_bytes = self._real_bytes = self._distinct_bytes = self._found.memory_bytes
+        self._measured = machine
         if (
             self._group is None
-            and found.num_processes > 1
-            and found.memory_bytes <= self._limits.memory_bytes
+            and self._found.num_processes > 1
+            and held_bytes <= self._limits.memory_bytes
         ):
-            self._distinct_bytes = self._surveyor.distinct_bytes()
+            for _ in range(_MAX_TRIALS):
+                forked = self._gauges.last_process()
+                self._surveyor.survey()
+                self._distinct_bytes = self._surveyor.distinct_bytes()
+                if self._gauges.last_process() == forked:
+                    self._real_bytes = self._distinct_bytes
+                    break
+        self._real_bytes += self._queues.num_bytes
 
 
 def _most_in_pipes(num_descriptors: int) -> int:

@@ -35,6 +35,7 @@ class Gauges:
         self._sockets = _open("/proc/self/net/sockstat")
         self._memory = _open("/proc/meminfo")
         self._events = _open("/proc/vmstat")
+        self._load = _open("/proc/loadavg")
 
     def read(self) -> Machine:
         """Use now."""
@@ -45,6 +46,11 @@ class Gauges:
             1024 * _number_after(_ANONYMOUS_KIB, memory),
             _allocated_bytes(self._read_events()),
         )
+
+    def last_process(self) -> int:
+        """Number of the process or thread that began last, as far as this process sees others."""
+        words = _read(self._load).split()
+        return int(words[-1]) if words else next(_ENDLESS)
 
     def _read_events(self) -> bytes:
         """Events up to the stalls, which are on the first page of most kernels."""

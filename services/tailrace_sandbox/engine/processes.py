@@ -156,7 +156,8 @@ class Surveyor:
                 most[pid] = max(held_bytes, most.get(pid, 0))
             if most.keys() == shared.keys():
                 break
-        return min(survey.memory_bytes, sum(most.values()) - sum(shared.values()))
+        distinct_bytes = sum(max(0, most[pid] - shared.get(pid, 0)) for pid in most)
+        return min(survey.memory_bytes, distinct_bytes)
 
     def queues(self, hidden: dict[Key, int]) -> Queues:
         """Add up what the processes of the last survey have open; objects that several hold count once.

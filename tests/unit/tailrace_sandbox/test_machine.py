@@ -143,7 +143,8 @@ def _fill_sockets() -> int:
 
 WAYS = (
     _touch, _take_shared, _populate, _populate_by_advice, _take_huge_pages, _move, _stop_sharing,
-    _fork_tables, _read_nothing, _write_to_memory_file, _allocate_memory_file, _send_file, _fill_pipes, _fill_sockets,
+    _fork_tables, _read_nothing, _write_to_memory_file, _allocate_memory_file, _send_file,
+    _fill_pipes, _fill_sockets,
 )  # fmt: skip
 
 
@@ -167,11 +168,21 @@ def test_an_idle_moment_allocates_little() -> None:
     assert 0 <= min(grown) < MIB
 
 
+def test_a_fork_is_seen_also_when_it_is_over() -> None:
+    gauges = Gauges()
+    before = gauges.last_process()
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert gauges.last_process() != before
+
+
 def test_what_the_kernel_does_not_tell_grows_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_read", lambda fd, offset=0: b"")
     gauges = Gauges()
     first, second = gauges.read(), gauges.read()
     assert all(later - earlier >= 1 << 40 for earlier, later in zip(first, second, strict=True))
+    assert gauges.last_process() != gauges.last_process()
 
 
 def test_a_page_that_compaction_brings_may_have_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
