@@ -11,9 +11,10 @@ machine has allocated, and the kernel memory and disk blocks that are in more us
 were all its own.
 
 Memory that forked processes share counts for each of them, since they can write to all of it between
-two surveys. What they hold together is measured at each full count. It tells how far the limit is, and
-bounds the memory of the call in the same way until the next one. In a cgroup the kernel counts memory
-instead, with that of pipes and sockets, and keeps the limit.
+two surveys. What they hold together is measured at each full count, and at once when it may be less
+than half of that. It tells how far the limit is, and bounds the memory of the call likewise until
+the next time. In a cgroup the kernel counts memory instead, with that of pipes and sockets, and keeps
+the limit.
 """
 
 import os
@@ -64,7 +65,7 @@ class Inspection:
         self._used, self._room = workspace.Usage(0, 0), workspace.Room(0, 0)
         self._hidden_bytes = 0  # on disk, in files without a name
         self._distinct_bytes, self._measured = 0, self._surveyed  # what processes share counts once
-        self._real_bytes = 0  # of memory that the call could have at the last full count, in this sense
+        self._real_bytes = 0  # of memory that the call could have then, in this sense
         self.room_bytes = 0  # of memory, after the last look, as far as is known
 
     def look(self) -> str:
@@ -82,9 +83,10 @@ class Inspection:
                 return "processes"
             if is_full or may_split:
                 self._count(room, machine, is_full)
-            self._most_bytes = self._most_now(machine)
+            in_queues_bytes = self._most_in_queues(machine)
+            self._most_bytes = self._found.memory_bytes + in_queues_bytes
             if self._may_exceed_memory(machine):
-                self._count_for_memory(machine)
+                self._count_for_memory(machine, in_queues_bytes)
             self._survey_s += self._pause_s
         return self._broken(self._memory(machine))
 
@@ -130,28 +132,29 @@ class Inspection:
         return self._num_mappings + kernel_bytes // _MAPPING_BYTES > self._limits.max_mappings
 
     def _may_exceed_memory(self, machine: Machine) -> bool:
-        """Tell whether both bounds pass the limit: the last survey's, and the last full count's."""
+        """Tell whether both bounds pass the limit: the last survey's, and that of shared memory."""
         surveyed_bytes = self._most_bytes - self._surveyed.allocated_bytes
         measured_bytes = self._real_bytes - self._measured.allocated_bytes
         most_bytes = machine.allocated_bytes + min(surveyed_bytes, measured_bytes)
         return self._group is None and most_bytes > self._limits.memory_bytes
 
-    def _count_for_memory(self, machine: Machine) -> None:
-        """Count what makes the bounds of memory as small as they can be."""
-        self._count_queues(machine, {})
-        self._most_bytes = self._found.memory_bytes + self._queues.num_bytes
+    def _count_for_memory(self, machine: Machine, in_queues_bytes: int) -> None:
+        """Count what makes the bounds of memory smaller, until they are within the limit."""
         if 2 * self._distinct_bytes < self._found.memory_bytes:
-            self._measure_distinct(machine)
+            self._measure_distinct(machine, in_queues_bytes)
+        if self._may_exceed_memory(machine):
+            self._count_queues(machine, {})
+            self._most_bytes = self._found.memory_bytes + self._queues.num_bytes
 
-    def _most_now(self, machine: Machine) -> int:
-        """Most memory that the call can have just after a survey, without a look at its descriptors."""
+    def _most_in_queues(self, machine: Machine) -> int:
+        """Most memory that pipes and sockets can have just after a survey, without a look at each."""
         queues = self._queues
         most_bytes = queues.num_bytes + machine.allocated_bytes - self._queued.allocated_bytes
-        if self._found.memory_bytes + most_bytes > self._limits.memory_bytes:
-            num_sockets = queues.num_sockets + max(0, machine.num_sockets - self._queued.num_sockets)
-            in_pipes = _most_in_pipes(self._surveyor.num_descriptors())
-            most_bytes = min(most_bytes, num_sockets * SOCKET_BYTES + in_pipes)
-        return self._found.memory_bytes + most_bytes
+        if self._found.memory_bytes + most_bytes <= self._limits.memory_bytes:
+            return most_bytes
+        num_sockets = queues.num_sockets + max(0, machine.num_sockets - self._queued.num_sockets)
+        in_pipes_bytes = _most_in_pipes(self._surveyor.num_descriptors())
+        return min(most_bytes, num_sockets * SOCKET_BYTES + in_pipes_bytes)
 
     def _count(self, room: workspace.Room, machine: Machine, is_full: bool) -> None:
         """Count mappings and, if `is_full`, everything."""
@@ -162,14 +165,14 @@ class Inspection:
             self._count_queues(machine, hidden)
             self._used, self._room = workspace.measure(self._folder, self._limits.max_files), room
             self._hidden_bytes = sum(hidden.values())
-            self._measure_distinct(machine)
+            self._measure_distinct(machine, self._queues.num_bytes)
             pause_s = (time.thread_time() - began_s) / _COUNT_SHARE
             self._count_s = time.monotonic() + min(pause_s, _MAX_COUNT_S)
 
     def _count_queues(self, machine: Machine, hidden: dict[processes.Key, int]) -> None:
         self._queues, self._queued = self._surveyor.queues(hidden), machine
 
-    def _measure_distinct(self, machine: Machine) -> None:
+    def _measure_distinct(self, machine: Machine, in_queues_bytes: int) -> None:
         """Measure what the processes hold together.
 
         It bounds their memory if none of them was forked meanwhile: one that came and ended unseen made
@@ -189,7 +192,7 @@ class Inspection:
                 if self._gauges.last_process() == forked:
                     self._real_bytes = self._distinct_bytes
                     break
-        self._real_bytes += self._queues.num_bytes
+        self._real_bytes += in_queues_bytes
 
 
 def _most_in_pipes(num_descriptors: int) -> int:
