@@ -28,7 +28,6 @@ from tailrace_sandbox.engine.processes import PIPE_BYTES, SOCKET_BYTES
 
 _COUNT_SHARE, _MAX_COUNT_S = 0.004, 4.0  # of a core, for counts that nothing else demands
 _SURVEY_S = 0.5
-_MAX_TRIALS = 2  # to measure shared memory while no process is forked
 _SMALL_PIPE_BYTES = 2 * PAGE_BYTES  # of those of a user with too many
 _MAPPING_BYTES = 160  # of kernel memory, at least
 
@@ -175,24 +174,21 @@ class Inspection:
     def _measure_distinct(self, machine: Machine, in_queues_bytes: int) -> None:
         """Measure what the processes hold together.
 
-        It bounds their memory if none of them was forked meanwhile: one that came and ended unseen made
+        It bounds their memory if no process was forked meanwhile: one that came and ended unseen made
         the shares of others smaller.
         """
-        held_bytes = self._real_bytes = self._distinct_bytes = self._found.memory_bytes
-        self._measured = machine
+        found, forked = self._found, self._gauges.last_process()
+        real_bytes = self._distinct_bytes = found.memory_bytes
         if (
             self._group is None
-            and self._found.num_processes > 1
-            and held_bytes <= self._limits.memory_bytes
+            and found.num_processes > 1
+            and found.memory_bytes <= self._limits.memory_bytes
         ):
-            for _ in range(_MAX_TRIALS):
-                forked = self._gauges.last_process()
-                self._surveyor.survey()
-                self._distinct_bytes = self._surveyor.distinct_bytes()
-                if self._gauges.last_process() == forked:
-                    self._real_bytes = self._distinct_bytes
-                    break
-        self._real_bytes += in_queues_bytes
+            self._surveyor.survey()
+            self._distinct_bytes = self._surveyor.distinct_bytes()
+            if self._gauges.last_process() == forked:
+                real_bytes = self._distinct_bytes
+        self._real_bytes, self._measured = real_bytes + in_queues_bytes, machine
 
 
 def _most_in_pipes(num_descriptors: int) -> int:
