@@ -80,6 +80,8 @@ class Inspection:
             self._found, self._surveyed = self._surveyor.survey(), machine
             if self._found.num_processes > limits.max_processes:
                 return "processes"
+            if self._group is None and self._found.memory_bytes > limits.memory_bytes:
+                return "memory"
             if is_full or may_split:
                 self._count(room, machine, is_full)
             in_queues_bytes = self._most_in_queues(machine)

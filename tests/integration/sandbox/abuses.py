@@ -113,24 +113,24 @@ _REST = calling(
 )
 _FEW = _REST + "for _ in range(2):\n    if os.fork() == 0: break\nrest()\n"
 
-# Each wants more than twice the limit, by a way of its own.
+# Each wants more than the default limit, by a way of its own.
 GROWTHS = {
-    "pages that are written": _FEW + "m = fill(64 << 20); time.sleep(9)",
-    "pages that come with their mapping": _FEW + "m = fresh(64 << 20, 0x8022); time.sleep(9)",
-    "many small mappings with pages": _FEW + "kept = [mmap.mmap(-1, 1 << 16, flags=0x8022, prot=1 + n % 2 * 2) for n in range(1000)]; time.sleep(9)",
-    "pages that advice brings": _FEW + "m, a = fresh(64 << 20); libc.madvise(ctypes.c_void_p(a), ctypes.c_size_t(64 << 20), 23); time.sleep(9)",
-    "advice on huge pages": _FEW + "m, a = fresh(64 << 20); m.madvise(14); ctypes.memset(a, 1, 64 << 20); time.sleep(9)",
-    "a mapping that moves and grows": _FEW + "libc.mremap.restype = libc.mmap.restype = ctypes.c_void_p\nz = ctypes.c_size_t\na = libc.mmap(None, z(1 << 20), 3, 0x22, -1, z(0))\nb = libc.mremap(ctypes.c_void_p(a), z(1 << 20), z(64 << 20), 1); ctypes.memset(b, 1, 64 << 20); time.sleep(9)",
-    "the heap": _FEW + "libc.sbrk.restype = ctypes.c_void_p\na = libc.sbrk(60 << 20); ctypes.memset(a, 1, 60 << 20); time.sleep(9)",
-    "stacks": _FEW + "import threading\nthreading.stack_size(20 << 20)\ndef grow():\n    b = ctypes.create_string_buffer(8); a = ctypes.addressof(b); m = fill(14 << 20); time.sleep(9)\nfor _ in range(3): threading.Thread(target=grow).start()",
-    "writes to what was shared": _REST + "x = fill(18 << 20)\nfor _ in range(2):\n    if os.fork() == 0: break\nrest()\nctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(x)), 2, 18 << 20); m = fill(40 << 20); time.sleep(9)",
-    "a tree of forks that grow": _REST + "rest()\nkept = []\nfor _ in range(9):\n    kept.append(fill(6 << 20))\n    if os.fork(): break\ntime.sleep(9)",
-    "forks that share it all": _REST + "x = fill(30 << 20); rest()\nfor _ in range(3):\n    if os.fork() == 0: break\nctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(x)), 2, 30 << 20); time.sleep(9)",
-    "heirs of those that end": _REST + "rest()\nkept = []\nfor _ in range(20):\n    kept.append(fill(8 << 20))\n    if os.fork(): os._exit(0) if _ else time.sleep(3)\ntime.sleep(9)",
-    "writes by a thread that ends": _FEW + "import threading\nkept = []\nfor n in range(16):\n    t = threading.Thread(target=lambda: kept.append(fill(4 << 20))); t.start(); t.join()\ntime.sleep(9)",
-    "reads into fresh memory": _FEW + "f = open('/dev/urandom', 'rb', 0); m, a = fresh(64 << 20)\nfor o in range(0, 64 << 20, 1 << 20): f.readinto(memoryview(m)[o:o + (1 << 20)])\ntime.sleep(9)",
-    "private pages of a file": _FEW + "f = open('f', 'w+b'); f.truncate(1 << 20); kept = []\nfor _ in range(64):\n    m = mmap.mmap(f.fileno(), 1 << 20, flags=2); a = ctypes.addressof(ctypes.c_char.from_buffer(m)); ctypes.memset(a, 1, 1 << 20); kept.append((m, a))\ntime.sleep(9)",
-    "sockets that fill after a rest": _REST + "for _ in range(5):\n    if os.fork() == 0: break\nrest()\nkept = []\ntry:\n    while True: kept.append(socket.socketpair())\nexcept OSError: pass\nfor p in kept:\n    for s in p:\n        s.setblocking(False)\n        try:\n            while True: s.send(bytes(1 << 16))\n        except OSError: pass\ntime.sleep(9)",
+    "pages that are written": _FEW + "m = fill(256 << 20); time.sleep(9)",
+    "pages that come with their mapping": _FEW + "m = fresh(256 << 20, 0x8022); time.sleep(9)",
+    "many small mappings with pages": _FEW + "kept = [mmap.mmap(-1, 1 << 18, flags=0x8022, prot=3 + n % 2 * 4) for n in range(1000)]; time.sleep(9)",
+    "pages that advice brings": _FEW + "m, a = fresh(256 << 20); libc.madvise(ctypes.c_void_p(a), ctypes.c_size_t(256 << 20), 23); time.sleep(9)",
+    "advice on huge pages": _FEW + "m, a = fresh(256 << 20); m.madvise(14); ctypes.memset(a, 1, 256 << 20); time.sleep(9)",
+    "a mapping that moves and grows": _FEW + "libc.mremap.restype = libc.mmap.restype = ctypes.c_void_p\nz = ctypes.c_size_t\na = libc.mmap(None, z(4 << 20), 3, 0x22, -1, z(0))\nb = libc.mremap(ctypes.c_void_p(a), z(4 << 20), z(256 << 20), 1); ctypes.memset(b, 1, 256 << 20); time.sleep(9)",
+    "the heap": _FEW + "libc.sbrk.restype = ctypes.c_void_p\na = libc.sbrk(240 << 20); ctypes.memset(a, 1, 240 << 20); time.sleep(9)",
+    "stacks": _FEW + "import threading\nthreading.stack_size(80 << 20)\ndef grow():\n    b = ctypes.create_string_buffer(8); a = ctypes.addressof(b); m = fill(64 << 20); time.sleep(9)\nfor _ in range(3): threading.Thread(target=grow).start()",
+    "writes to what was shared": _REST + "x = fill(72 << 20)\nfor _ in range(2):\n    if os.fork() == 0: break\nrest()\nctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(x)), 2, 72 << 20); m = fill(160 << 20); time.sleep(9)",
+    "a tree of forks that grow": _REST + "rest()\nkept = []\nfor _ in range(9):\n    kept.append(fill(24 << 20))\n    if os.fork(): break\ntime.sleep(9)",
+    "forks that share it all": _REST + "x = fill(128 << 20); rest()\nfor _ in range(3):\n    if os.fork() == 0: break\nctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(x)), 2, 128 << 20); time.sleep(9)",
+    "heirs of those that end": _REST + "rest()\nkept = [fill(80 << 20)]\nfor n in range(12):\n    kept.append(fill(32 << 20))\n    if os.fork(): os._exit(0) if n else time.sleep(9)\ntime.sleep(9)",
+    "writes by a thread that ends": _FEW + "import threading\nkept = []\nfor n in range(16):\n    t = threading.Thread(target=lambda: kept.append(fill(16 << 20))); t.start(); t.join()\ntime.sleep(9)",
+    "reads into fresh memory": _FEW + "f = open('/dev/urandom', 'rb', 0); m, a = fresh(256 << 20)\nfor o in range(0, 256 << 20, 4 << 20): f.readinto(memoryview(m)[o:o + (4 << 20)])\ntime.sleep(9)",
+    "private pages of a file": _FEW + "f = open(f'f{os.getpid()}', 'w+b'); f.truncate(8 << 20); kept = []\nfor _ in range(32):\n    m = mmap.mmap(f.fileno(), 8 << 20, flags=2); a = ctypes.addressof(ctypes.c_char.from_buffer(m)); ctypes.memset(a, 1, 8 << 20); kept.append((m, a))\ntime.sleep(9)",
+    "sockets that fill after a rest": _REST + "x = fill(40 << 20)\nfor _ in range(5):\n    if os.fork() == 0: break\nrest()\nkept = []\ntry:\n    while True: kept.append(socket.socketpair())\nexcept OSError: pass\nfor p in kept:\n    for s in p:\n        s.setblocking(False)\n        try:\n            while True: s.send(bytes(1 << 16))\n        except OSError: pass\ntime.sleep(9)",
 }  # fmt: skip
 
 HOGS = {

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tailrace_sandbox.adapters.tools import PythonSessionTool
-from tailrace_sandbox.config import SandboxConfig
+from tailrace_sandbox.config import CallLimits, SandboxConfig
 from tailrace_sandbox.engine.start import SHARED_USER_HEADROOM
 from tests.integration.sandbox.abuses import GRABS, GROWTHS, HOGS
 from tests.integration.sandbox.box import CONFIG, LIMITS, MIB, Box
@@ -115,6 +115,13 @@ def test_a_call_takes_no_more_than_its_share_by(name: str, box: Box) -> None:
     assert box.leaves_no_folder()
 
 
+@pytest.fixture(scope="module")
+def default_box() -> Iterator[Box]:
+    made = Box(SandboxConfig(max_concurrency=1))
+    yield made
+    made.close()
+
+
 _FRESH = (
     "import mmap, os, time\nfor _ in range(11):\n    if os.fork() == 0: break\n"
     f"m = mmap.mmap(-1, {256 * MIB}, flags=0x22)\n"
@@ -129,27 +136,24 @@ _SHARED = (
 
 
 @pytest.mark.parametrize("bomb", [_FRESH, _SHARED], ids=["fresh", "shared-before"])
-def test_memory_of_many_processes_stays_within_a_tenth_of_the_default_limit(bomb: str) -> None:
-    config = SandboxConfig(max_concurrency=1)
-    box = Box(config)
-    try:
-        box.python("print('before')")
-        with Peak() as peak:
-            outcome = box.python(bomb, wall_s=10.0)
-    finally:
-        box.close()
+def test_memory_of_many_processes_stays_within_a_tenth_of_the_default_limit(
+    bomb: str, default_box: Box
+) -> None:
+    default_box.python("print('before')")
+    with Peak() as peak:
+        outcome = default_box.python(bomb, wall_s=10.0)
     assert outcome.reason == "memory"
-    assert peak.memory_bytes <= 1.1 * config.limits.memory_bytes
+    assert peak.memory_bytes <= 1.1 * CallLimits().memory_bytes
 
 
 @pytest.mark.parametrize("name", GROWTHS, ids=lambda name: name.replace(" ", "-"))
-def test_a_call_that_grows_after_a_rest_ends_at_its_limit_by(name: str, box: Box) -> None:
+def test_a_call_that_grows_after_a_rest_ends_at_its_limit_by(name: str, default_box: Box) -> None:
     with Peak() as peak:
-        outcome = box.python(GROWTHS[name], wall_s=4.0)
+        outcome = default_box.python(GROWTHS[name], wall_s=8.0)
     assert outcome.reason == "memory", outcome
-    assert peak.memory_bytes <= 1.1 * LIMITS.memory_bytes
-    assert peak.huge_bytes == 0 or box.place.groups is not None
-    assert box.python("print('after')").stdout == "after\n"
+    assert peak.memory_bytes <= 1.1 * CallLimits().memory_bytes
+    assert peak.huge_bytes == 0 or default_box.place.groups is not None
+    assert default_box.python("print('after')").stdout == "after\n"
 
 
 @pytest.mark.parametrize("name", IN_SESSIONS, ids=lambda name: name.replace(" ", "-"))
