@@ -65,7 +65,7 @@ _REFUSE = refuse(errno.EPERM)
 _PRETEND = refuse(0)
 _NEW_NAMESPACES = 0x7E020080  # every CLONE_NEW* flag
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
-_MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
+_MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
 _SIGCHLD, _SIGCONT = 17, 18
 _EXIT_SIGNAL = 0xFF  # of clone's flags
 _CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
@@ -151,10 +151,11 @@ def _with_arguments() -> dict[str, Verdict]:
         ),
         "close_range": Rule(((Compare(2, 0, _CLOSE_RANGE_UNSHARE),),), _REFUSE),
         "socketpair": Rule(((Compare(0, _AF_UNIX), Compare(1, _SOCK_STREAM, _SOCK_TYPE)),), _REFUSE),
-        "mmap": Rule(  # shared memory without a file would be charged to nobody
+        # Nobody would be charged for shared memory without a file, and for pages of the huge pool.
+        "mmap": Rule(
             (
-                (Compare(3, 0, _MAP_SHARED),),
-                (Compare(3, 0, _MAP_ANONYMOUS),),
+                (Compare(3, 0, _MAP_SHARED | _MAP_HUGETLB),),
+                (Compare(3, 0, _MAP_ANONYMOUS | _MAP_HUGETLB),),
             ),
             _REFUSE,
         ),

@@ -64,6 +64,7 @@ class Plan:
     rules: tuple[bytes, ...]  # of Landlock, besides that of the call's folder
     max_limits: tuple[int, ...]  # of `_LIMITED`: what this process may ask for at most
     num_processes_outside: int  # of the same user, which the kernel counts together with the call's
+    limits_processes: bool  # exactly: by the user's own limit, the fork gate or a cgroup
 
     @classmethod
     def make(
@@ -74,6 +75,7 @@ class Plan:
         seccomp: bool,
         counts_forks: bool = False,
         num_processes_outside: int,
+        limits_processes: bool = False,
     ) -> "Plan":
         """For tool code that may read `paths` beside the system's own; missing ones are left out."""
         handled = _handled(confinement.landlock_abi)
@@ -91,6 +93,7 @@ class Plan:
             tuple(rules),
             tuple(map(_hard_limit, _LIMITED)),
             num_processes_outside,
+            limits_processes,
         )
 
 

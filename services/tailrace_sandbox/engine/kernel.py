@@ -16,6 +16,7 @@ _CAPSET = {"x86_64": 126, "aarch64": 91}
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 36, 38, 22
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_PR_SET_THP_DISABLE = 41
 _SECCOMP_MODE_FILTER = 2
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_FILTER, _NEW_LISTENER, _WAIT_KILLABLE = 1, 1 << 3, 1 << 5
@@ -127,6 +128,15 @@ def adopt_orphans() -> None:
 def die_with_parent(signal_number: int) -> None:
     """Get the signal when the thread that forked this process ends."""
     _prctl(_PR_SET_PDEATHSIG, signal_number)
+
+
+def use_small_pages() -> None:
+    """Give this process and its descendants no huge pages.
+
+    One that is unmapped but for a part stays whole, and nothing in `/proc` shows the rest.
+    """
+    with contextlib.suppress(OSError):  # a kernel that has none
+        _prctl(_PR_SET_THP_DISABLE, 1)
 
 
 def allow_inspection() -> None:

@@ -45,13 +45,11 @@ class Survey(NamedTuple):
     memory_bytes: int  # not backed by files
 
 
-class Holdings(NamedTuple):
-    """Resources of all processes of a call that take a system call, or a line, each."""
+class Queues(NamedTuple):
+    """Pipes, sockets and other objects of all processes of a call."""
 
-    queue_bytes: int  # of memory, if all pipes and sockets are full, and of other objects
+    num_bytes: int  # of memory, if all pipes and sockets are full
     num_sockets: int
-    hidden_bytes: int  # on disk, in files without a name
-    num_mappings: int
 
 
 def _socket_bytes() -> int:
@@ -158,27 +156,34 @@ class Surveyor:
                 most[pid] = max(held_bytes, most.get(pid, 0))
             if most.keys() == shared.keys():
                 break
-        return min(survey.memory_bytes, sum(most.values()) - sum(shared.values()))
+        distinct_bytes = sum(max(0, most[pid] - shared.get(pid, 0)) for pid in most)
+        return min(survey.memory_bytes, distinct_bytes)
 
-    def holdings(self) -> Holdings:
-        """Add up the processes of the last survey, or those until there are too many mappings.
+    def queues(self, hidden: dict[Key, int]) -> Queues:
+        """Add up what the processes of the last survey have open; objects that several hold count once.
 
-        Objects that several hold count once. Raises `UninspectableError`.
+        Puts bytes of deleted files into `hidden`. Raises `UninspectableError`.
         """
         queues: dict[Key, int] = {}
-        hidden: dict[Key, int] = {}
-        num_others, most = 0, self._limits.max_mappings
+        num_others = 0
         for pid, (where, tasks, _) in self._holders.items():
             with _visible(pid, tasks):
                 num_others += _open_files(where, queues, hidden)
+        num_sockets = sum(held == SOCKET_BYTES for held in queues.values())
+        return Queues(sum(queues.values()) + num_others * _OTHER_BYTES, num_sockets)
+
+    def num_mappings(self, hidden: dict[Key, int]) -> int:
+        """Number of mappings of the processes of the last survey, or of those until there are too many.
+
+        Puts bytes of deleted files into `hidden`. Raises `UninspectableError`.
+        """
+        most = self._limits.max_mappings
+        for pid, (where, tasks, _) in self._holders.items():
+            with _visible(pid, tasks):
                 most -= _mappings(where, most, hidden)
             if most < 0:
                 break
-        num_sockets = sum(held == SOCKET_BYTES for held in queues.values())
-        queue_bytes = sum(queues.values()) + num_others * _OTHER_BYTES
-        return Holdings(
-            queue_bytes, num_sockets, sum(hidden.values()), self._limits.max_mappings - most
-        )
+        return self._limits.max_mappings - most
 
     def close(self) -> None:
         """Close what is open of processes."""
@@ -220,7 +225,7 @@ def _visible(pid: int, tasks: list[str]) -> Iterator[None]:
         yield
     except PermissionError as error:
         if _alive(pid, tasks)[1]:
-            raise UninspectableError("a process hides its open files") from error
+            raise UninspectableError("a process hides what it holds") from error
 
 
 def _shared(pid: int) -> int:

@@ -49,6 +49,8 @@ def main(argument: str) -> None:
     control.set_inheritable(False)
     if start.group:
         enter(start.group)
+    else:
+        kernel.use_small_pages()
     _become(start.uid)
     child.prepare()
     for module in (*_WARM, *start.preload):
@@ -66,6 +68,7 @@ def main(argument: str) -> None:
         seccomp=start.seccomp,
         counts_forks=start.counts_forks,
         num_processes_outside=_processes_outside(start),
+        limits_processes=start.uid >= 0 or start.counts_forks or start.group_counts_processes,
     )
     # Modules that nobody here knows may have hooks to run at a fork.
     zygote = Zygote(control, plan, start.base, os.fork if start.preload else kernel.fork)

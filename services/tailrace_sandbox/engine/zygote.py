@@ -24,6 +24,7 @@ from tailrace_sandbox.engine.confine import Plan
 from tailrace_sandbox.engine.forks import ForkGate
 from tailrace_sandbox.engine.group import CallGroup
 from tailrace_sandbox.engine.inspection import Inspection
+from tailrace_sandbox.engine.machine import Gauges
 
 _MAX_MESSAGE_BYTES = 65536
 _FOLDER_NAMES = ("HOME", "TMPDIR", "PWD")
@@ -39,6 +40,7 @@ class Zygote:
         self._plan = plan
         self._base = base
         self._tells_room = workspace.tells_room(base)
+        self._gauges = Gauges()
         self._call: ForkedCall | None = None
         self._folder = ""
         self._max_processes = 0  # of the call
@@ -125,7 +127,14 @@ class Zygote:
         pid = self._fork(child.Order(mode, self._folder, limits, fds))
         is_session = mode == "session"
         deadline_s = None if is_session else time.monotonic() + limits.wall_s
-        inspection = Inspection(self._folder, limits, self._tells_room, self._group)
+        inspection = Inspection(
+            self._folder,
+            limits,
+            self._gauges,
+            self._group,
+            tells_room=self._tells_room,
+            limits_processes=self._plan.limits_processes,
+        )
         self._call = ForkedCall(pid, inspection, is_session, deadline_s)
         self._closes_after = message["closes_after"]
         self._tell(f"started {pid} {self._folder}")

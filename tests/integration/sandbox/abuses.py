@@ -1,8 +1,8 @@
-"""Attacks on what calls share, in two kinds.
+"""Attacks on what calls share, in three kinds.
 
 `GRABS` want a thing that no call may have; each prints ESCAPED if it got it. `HOGS` want more than their
 share; a hog may end as it likes, as long as no limit is passed, nothing of it stays and the next call
-runs.
+runs. `GROWTHS` rest within their limit of memory, and then pass it as fast as they can: they must end.
 """
 
 # ruff: noqa: E501 - one attack, one line
@@ -40,6 +40,16 @@ GRABS = {
     "a larger send buffer": "import socket\na, b = socket.socketpair()\na.setsockopt(1, 7, 1 << 26); print('ESCAPED')",
     "a larger receive buffer": "import socket\na, b = socket.socketpair()\na.setsockopt(1, 8, 1 << 26); print('ESCAPED')",
     "a sequence of packets": "import socket; socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET); print('ESCAPED')",
+    "userfaultfd": calling("escaped(call(323, 282, 1))"),
+    "pages of the huge pool": calling("escaped(libc.mmap(None, 1 << 21, 3, 0x40022, -1, 0) != -1 or ctypes.get_errno() != 1 or -1)"),
+    "huge pages by another size": calling("escaped(libc.mmap(None, 1 << 30, 3, 0x78040022, -1, 0) != -1 or ctypes.get_errno() != 1 or -1)"),
+    "a file in memory of huge pages": calling("escaped(call(319, 279, b'x', 4 | 21 << 26))"),
+    "shared memory without a file": calling("escaped(libc.mmap(None, 4096, 3, 0x21, -1, 0) != -1 or -1)"),
+    "pages in a pipe by sendfile": calling("import os\nr, w = os.pipe()\nf = open('f', 'w+b'); f.write(bytes(9)); f.flush()\nescaped(call(40, 71, w, f.fileno(), ctypes.byref(ctypes.c_long()), 9))"),
+    "pages in a pipe by a copy of a range": calling("import os\nr, w = os.pipe()\nf = open('f', 'w+b'); f.write(bytes(9)); f.flush()\nescaped(call(326, 285, f.fileno(), ctypes.byref(ctypes.c_long()), w, None, 9, 0))"),
+    "a ring of packets": calling("escaped(call(41, 198, 17, 3, 0))"),
+    "a device of memory": "import os\nfor n in ('mem', 'zero', 'shm/x', 'dma_heap/system', 'udmabuf', 'kvm'):\n    try: os.open('/dev/' + n, os.O_RDWR | os.O_CREAT)\n    except OSError: continue\n    print('ESCAPED', n)",
+    "memory into its child": calling("p = os.fork()\nif p == 0:\n    import time; time.sleep(9)\nb = ctypes.create_string_buffer(8)\nv = (ctypes.c_size_t * 2)(ctypes.addressof(b), 8)\nr = call(310, 270, p, v, 1, v, 1, 0)\nos.kill(p, 9)\nescaped(r)"),
     # Time, priority and signals.
     "a timer with any signal": calling("e = (ctypes.c_int * 16)(0, 0, 18, 0)\nescaped(call(222, 107, 1, e, ctypes.byref(ctypes.c_int())))"),
     "a timer of the boot clock": calling("e = (ctypes.c_int * 16)(0, 0, 18, 0)\nescaped(call(222, 107, 9, e, ctypes.byref(ctypes.c_int())))"),
@@ -92,6 +102,37 @@ GRABS = {
 
 _FORKS = "import os, socket, time\nfor _ in range(9):\n    if os.fork() == 0: break\n"
 
+# Three processes that hold little until a look found nothing wrong, and then grow at once.
+_REST = calling(
+    "import mmap, os, socket, time\nbegin = time.monotonic() + 0.7\n"
+    "def rest():\n    time.sleep(max(0, begin - time.monotonic()))\n"
+    "def fresh(size, flags=0x22):\n"
+    "    m = mmap.mmap(-1, size, flags=flags)\n"
+    "    return m, ctypes.addressof(ctypes.c_char.from_buffer(m))\n"
+    "def fill(size):\n    m, a = fresh(size); ctypes.memset(a, 1, size); return m\n"
+)
+_FEW = _REST + "for _ in range(2):\n    if os.fork() == 0: break\nrest()\n"
+
+# Each wants more than the default limit, by a way of its own.
+GROWTHS = {
+    "pages that are written": _FEW + "m = fill(256 << 20); time.sleep(9)",
+    "pages that come with their mapping": _FEW + "m = fresh(256 << 20, 0x8022); time.sleep(9)",
+    "many small mappings with pages": _FEW + "kept = [mmap.mmap(-1, 1 << 18, flags=0x8022, prot=3 + n % 2 * 4) for n in range(1000)]; time.sleep(9)",
+    "pages that advice brings": _FEW + "m, a = fresh(256 << 20); libc.madvise(ctypes.c_void_p(a), ctypes.c_size_t(256 << 20), 23); time.sleep(9)",
+    "advice on huge pages": _FEW + "m, a = fresh(256 << 20); m.madvise(14); ctypes.memset(a, 1, 256 << 20); time.sleep(9)",
+    "a mapping that moves and grows": _FEW + "libc.mremap.restype = libc.mmap.restype = ctypes.c_void_p\nz = ctypes.c_size_t\na = libc.mmap(None, z(4 << 20), 3, 0x22, -1, z(0))\nb = libc.mremap(ctypes.c_void_p(a), z(4 << 20), z(256 << 20), 1); ctypes.memset(b, 1, 256 << 20); time.sleep(9)",
+    "the heap": _FEW + "libc.sbrk.restype = ctypes.c_void_p\na = libc.sbrk(240 << 20); ctypes.memset(a, 1, 240 << 20); time.sleep(9)",
+    "stacks": _FEW + "import threading\nthreading.stack_size(80 << 20)\ndef grow():\n    b = ctypes.create_string_buffer(8); a = ctypes.addressof(b); m = fill(64 << 20); time.sleep(9)\nfor _ in range(3): threading.Thread(target=grow).start()",
+    "writes to what was shared": _REST + "x = fill(72 << 20)\nfor _ in range(2):\n    if os.fork() == 0: break\nrest()\nctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(x)), 2, 72 << 20); m = fill(160 << 20); time.sleep(9)",
+    "a tree of forks that grow": _REST + "rest()\nkept = []\nfor _ in range(9):\n    kept.append(fill(24 << 20))\n    if os.fork(): break\ntime.sleep(9)",
+    "forks that share it all": _REST + "x = fill(128 << 20); rest()\nfor _ in range(3):\n    if os.fork() == 0: break\nctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(x)), 2, 128 << 20); time.sleep(9)",
+    "heirs of those that end": _REST + "rest()\nkept = [fill(80 << 20)]\nfor n in range(12):\n    kept.append(fill(32 << 20))\n    if os.fork(): os._exit(0) if n else time.sleep(9)\ntime.sleep(9)",
+    "writes by a thread that ends": _FEW + "import threading\nkept = []\nfor n in range(16):\n    t = threading.Thread(target=lambda: kept.append(fill(16 << 20))); t.start(); t.join()\ntime.sleep(9)",
+    "reads into fresh memory": _FEW + "f = open('/dev/urandom', 'rb', 0); m, a = fresh(256 << 20)\nfor o in range(0, 256 << 20, 4 << 20): f.readinto(memoryview(m)[o:o + (4 << 20)])\ntime.sleep(9)",
+    "private pages of a file": _FEW + "f = open(f'f{os.getpid()}', 'w+b'); f.truncate(8 << 20); kept = []\nfor _ in range(32):\n    m = mmap.mmap(f.fileno(), 8 << 20, flags=2); a = ctypes.addressof(ctypes.c_char.from_buffer(m)); ctypes.memset(a, 1, 8 << 20); kept.append((m, a))\ntime.sleep(9)",
+    "sockets that fill after a rest": _REST + "x = fill(40 << 20)\nfor _ in range(5):\n    if os.fork() == 0: break\nrest()\nkept = []\ntry:\n    while True: kept.append(socket.socketpair())\nexcept OSError: pass\nfor p in kept:\n    for s in p:\n        s.setblocking(False)\n        try:\n            while True: s.send(bytes(1 << 16))\n        except OSError: pass\ntime.sleep(9)",
+}  # fmt: skip
+
 HOGS = {
     "descriptors of events": "import select, time\nkept = []\ntry:\n    while True: kept.append(select.epoll())\nexcept OSError: pass\ntime.sleep(0.3)",
     "a chain of epolls": "import select\nkept = [select.epoll() for _ in range(30)]\nfor a, b in zip(kept, kept[1:]):\n    try: a.register(b.fileno())\n    except OSError: pass\nfor e in kept:\n    for f in kept:\n        try: e.register(f.fileno())\n        except (OSError, ValueError): pass",
@@ -140,6 +181,11 @@ HOGS = {
     "sockets that come and go": _FORKS + "end = time.time() + 0.8\nwhile time.time() < end:\n    kept = [socket.socketpair() for _ in range(15)]\n    for a, b in kept:\n        a.setblocking(False)\n        try:\n            while True: a.send(bytes(1 << 16))\n        except OSError: pass",
     "pages that stop to be shared": "import os, time\nx = bytearray(b'x' * (20 << 20))\nfor _ in range(9):\n    if os.fork() == 0: break\ntime.sleep(0.3)\nfor i in range(0, len(x), 4096): x[i] = 1\ntime.sleep(9)",
     "sharers that come and go": "import os, time\nfor _ in range(4):\n    if os.fork() == 0: break\nx = bytearray(b'x' * (30 << 20))\nend = time.time() + 0.6\nwhile time.time() < end:\n    if os.fork() == 0: os._exit(0)\n    os.wait()",
+    "pages that come and go": _FEW + "end = time.monotonic() + 0.7\nwhile time.monotonic() < end: m = fill(12 << 20); del m",
+    "processes that fault and end": _FEW + "end = time.monotonic() + 0.7\nwhile time.monotonic() < end:\n    if os.fork() == 0: fill(12 << 20); os._exit(0)\n    os.wait()",
+    "children that nobody waits for": _REST + "import signal\nsignal.signal(17, signal.SIG_IGN); rest()\nend = time.monotonic() + 0.7\nwhile time.monotonic() < end:\n    try:\n        if os.fork() == 0: fill(30 << 20); os._exit(0)\n    except OSError: pass",
+    "a file in the folder by fallocate": _REST + "rest()\nfor n in range(9):\n    with open(f'f{n}', 'wb') as f: os.posix_fallocate(f.fileno(), 0, 1 << 20)\ntime.sleep(9)",
+    "a file in the folder by copies": _REST + "rest()\nopen('f', 'wb').write(bytes(1 << 20))\nfor n in range(9):\n    a, b = open('f', 'rb'), open(f'g{n}', 'wb'); os.copy_file_range(a.fileno(), b.fileno(), 1 << 20)\ntime.sleep(9)",
     "a program that nobody may read": "import os, shutil\nshutil.copy('/bin/sleep', 's'); os.chmod('s', 0o111)\nos.execv('./s', ['s', '9'])",
     "mappings of many processes": _FORKS + "import mmap\nkept = []\nfor n in range(5000): kept.append(mmap.mmap(-1, 4096, flags=0x22, prot=1 + n % 2))\ntime.sleep(9)",
 }  # fmt: skip

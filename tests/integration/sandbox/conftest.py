@@ -58,7 +58,7 @@ class Outside:
 @pytest.fixture(autouse=True)
 def counted(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> None:
     """Each test of the escape suite that asks the sandbox for something is an attempt."""
-    if _SUITE.search(request.node.nodeid) and "box" in request.fixturenames:
+    if _SUITE.search(request.node.nodeid) and {"box", "default_box"} & {*request.fixturenames}:
         record_property(*ESCAPE_ATTEMPT)
 
 

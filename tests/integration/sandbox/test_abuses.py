@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from tailrace_sandbox.adapters.tools import PythonSessionTool
-from tailrace_sandbox.config import SandboxConfig
+from tailrace_sandbox.config import CallLimits, SandboxConfig
 from tailrace_sandbox.engine.start import SHARED_USER_HEADROOM
-from tests.integration.sandbox.abuses import GRABS, HOGS
+from tests.integration.sandbox.abuses import GRABS, GROWTHS, HOGS
 from tests.integration.sandbox.box import CONFIG, LIMITS, MIB, Box
 from tests.integration.sandbox.conftest import SECRET, Outside
 
@@ -49,7 +49,7 @@ class Peak:
     """
 
     def __init__(self) -> None:
-        self.num_processes = self.memory_bytes = 0
+        self.num_processes = self.memory_bytes = self.huge_bytes = 0
         self._outside = set(_descendants())
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
@@ -67,8 +67,10 @@ class Peak:
     def _watch(self) -> None:
         while not self._is_over.wait(0.002):
             held = [_held(pid) for pid in _descendants() if pid not in self._outside]
-            self.num_processes = max(self.num_processes, sum(threads for threads, _ in held))
-            self.memory_bytes = max(self.memory_bytes, sum(memory for _, memory in held))
+            threads, memory, huge = (sum(column) for column in zip((0, 0, 0), *held, strict=True))
+            self.num_processes = max(self.num_processes, threads)
+            self.memory_bytes = max(self.memory_bytes, memory)
+            self.huge_bytes = max(self.huge_bytes, huge)
 
 
 def _descendants() -> Iterator[int]:
@@ -84,15 +86,15 @@ def _descendants() -> Iterator[int]:
                 waiting += found
 
 
-def _held(pid: int) -> tuple[int, int]:
-    """Threads and bytes of memory; nothing for a process that ended."""
+def _held(pid: int) -> tuple[int, int, int]:
+    """Threads, bytes of memory and of huge pages; nothing for a process that ended."""
     try:
         threads = len(os.listdir(f"/proc/{pid}/task"))
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return 0, 0
-    kib = next((line.split()[1] for line in lines if line.startswith("Pss_Anon:")), "0")
-    return threads, 1024 * int(kib)
+        return 0, 0, 0
+    kib = {line.split()[0]: line.split()[1] for line in lines[1:]}
+    return threads, 1024 * int(kib.get("Pss_Anon:", 0)), 1024 * int(kib.get("AnonHugePages:", 0))
 
 
 @pytest.mark.parametrize("name", HOGS, ids=lambda name: name.replace(" ", "-"))
@@ -113,22 +115,45 @@ def test_a_call_takes_no_more_than_its_share_by(name: str, box: Box) -> None:
     assert box.leaves_no_folder()
 
 
-def test_memory_of_many_processes_stays_within_a_tenth_of_the_default_limit() -> None:
-    config = SandboxConfig(max_concurrency=1)
-    bomb = (
-        "import mmap, os, time\nfor _ in range(11):\n    if os.fork() == 0: break\n"
-        f"m = mmap.mmap(-1, {256 * MIB}, flags=0x22)\n"
-        f"for i in range(0, {256 * MIB}, 4096): m[i] = 1\ntime.sleep(9)"
-    )
-    box = Box(config)
-    try:
-        box.python("print('before')")
-        with Peak() as peak:
-            outcome = box.python(bomb, wall_s=10.0)
-    finally:
-        box.close()
+@pytest.fixture(scope="module")
+def default_box() -> Iterator[Box]:
+    made = Box(SandboxConfig(max_concurrency=1))
+    yield made
+    made.close()
+
+
+_FRESH = (
+    "import mmap, os, time\nfor _ in range(11):\n    if os.fork() == 0: break\n"
+    f"m = mmap.mmap(-1, {256 * MIB}, flags=0x22)\n"
+    f"for i in range(0, {256 * MIB}, 4096): m[i] = 1\ntime.sleep(9)"
+)
+_SHARED = (
+    "import os, time\nbegin = time.monotonic() + 1.5\n"
+    f"x = bytearray(b'x' * {5 * MIB})\nfor _ in range(30):\n    if os.fork() == 0: break\n"
+    f"time.sleep(begin - time.monotonic())\nx[:] = bytes({5 * MIB})\n"
+    f"y = b'y' * {25 * MIB}\ntime.sleep(9)"
+)
+
+
+@pytest.mark.parametrize("bomb", [_FRESH, _SHARED], ids=["fresh", "shared-before"])
+def test_memory_of_many_processes_stays_within_a_tenth_of_the_default_limit(
+    bomb: str, default_box: Box
+) -> None:
+    default_box.python("print('before')")
+    with Peak() as peak:
+        outcome = default_box.python(bomb, wall_s=10.0)
     assert outcome.reason == "memory"
-    assert peak.memory_bytes <= 1.1 * config.limits.memory_bytes
+    assert peak.memory_bytes <= 1.1 * CallLimits().memory_bytes
+
+
+@pytest.mark.parametrize("name", GROWTHS, ids=lambda name: name.replace(" ", "-"))
+def test_a_call_that_grows_after_a_rest_ends_at_its_limit_by(name: str, default_box: Box) -> None:
+    with Peak() as peak:
+        outcome = default_box.python(GROWTHS[name], wall_s=8.0)
+    assert outcome.reason == "memory", outcome
+    assert peak.memory_bytes <= 1.1 * CallLimits().memory_bytes
+    assert peak.huge_bytes == 0 or default_box.place.groups is not None
+    assert default_box.python("print('after')").stdout == "after\n"
 
 
 @pytest.mark.parametrize("name", IN_SESSIONS, ids=lambda name: name.replace(" ", "-"))

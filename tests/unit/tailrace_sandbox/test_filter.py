@@ -154,6 +154,11 @@ def test_memory_is_shared_through_files_alone() -> None:
     assert decide("x86_64", "mmap", 0, 4096, 3, 0x21) == EPERM
 
 
+def test_no_memory_comes_from_the_pool_of_huge_pages() -> None:
+    for flags in (0x40022, 0x40021, 0x40002, 0x40001, 21 << 26 | 0x40022):
+        assert decide("x86_64", "mmap", 0, 1 << 21, 3, flags) == EPERM
+
+
 def test_an_unknown_call_of_a_future_kernel_does_not_exist() -> None:
     program = filter_program(Confinement("x86_64", False, 7))
     assert verdict(program, AUDIT_ARCH["x86_64"], 999) == refuse(38)
