@@ -12,6 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Set
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,7 @@ class _Process:
 
     def end_with_any_node(self) -> None:
         """Save and end when another node is told to end: its ranks go `drain_s` later."""
-        nodes, loop = Nodes.from_env(), asyncio.get_running_loop()
+        nodes, loop, context = Nodes.from_env(), asyncio.get_running_loop(), copy_context()
 
         async def end(reason: str) -> None:
             # Before the drain, in which a signal of this node would end the wait for the checkpoint.
@@ -202,7 +203,9 @@ class _Process:
             self.service.stop(reason)
 
         def tell(reason: str) -> None:
-            loop.call_soon_threadsafe(lambda: self.service.spawn(end(reason), "end of the nodes"))
+            loop.call_soon_threadsafe(
+                lambda: self.service.spawn(end(reason), "end of the nodes"), context=context
+            )
 
         if nodes.num > 1:
             when_a_node_stops(nodes, tell)
