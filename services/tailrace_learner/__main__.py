@@ -22,7 +22,7 @@ import msgspec
 from tailrace.clock import SystemClock
 from tailrace.config import ConfigError, RunConfig
 from tailrace.device_turn import DeviceTurn
-from tailrace.log import get_logger
+from tailrace.log import configure, get_logger
 from tailrace.object_store import fetched, is_url
 from tailrace.runtime import Args, Service, StopService, run_with_args, serve
 from tailrace.store import Blobs, Outbox, TrajectoryBuffer, Versions, connect
@@ -318,6 +318,7 @@ def run(args: Args) -> int:
     if rank is not None or config.strategy_args.resolved_name != "single":
         ready_host(config)
         if rank is None:
+            configure(service=SERVICE, run=args.run.exp_name, instance_id=args.instance_id)
             return run_ranks(config.strategy_args, config.drain_s, "tailrace_learner", sys.argv[1:])
     if rank:
         return join_ranks(args.run, config, args.instance_id)

@@ -7,8 +7,8 @@ agent takes the place of a dead one, or when the store is gone. Ranks that are e
 `_GRACE_S` for it: their exit codes count.
 
 A signal to one agent, as its node is drained, is a stop of all: the agent marks it in the store, where
-rank 0 waits for the mark. Rank 0 saves a checkpoint with all ranks and ends them. The other agents end as
-if a node was lost, so that their supervisors start them again.
+rank 0 waits for the mark. Rank 0 saves a checkpoint with all ranks and ends them. The other agents end
+as if a node was lost, so that their supervisors start them again.
 """
 
 import os
@@ -102,7 +102,7 @@ def end_when_told() -> threading.Event:
 
 
 def when_a_node_stops(nodes: Nodes, tell: Callable[[str], None]) -> None:
-    """Call `tell` with the reason, in a thread of its own, when the agent of any node is told to end."""
+    """Call `tell` with the reason, in a thread, when the agent of any node is told to end."""
 
     def wait() -> None:
         with suppress(RuntimeError):  # the store is gone: the agent ends this process

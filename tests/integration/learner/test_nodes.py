@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ def start_nodes(
         process = ServiceProcess(
             "learner",
             run.folder / config,
-            run.env | node_environment(f"run-{name}", port),
+            run.env | node_environment(f"run-{name}", port) | {"TAILRACE_LOG": "json"},
             run.folder / f"{name}.log",
             ("--instance-id", f"run-{name}"),
         )
@@ -172,6 +173,8 @@ async def test_a_stop_of_one_node_saves_the_step_that_both_have_reached(
     run.processes[stopped].running.send_signal(signal.SIGTERM)
     (other,) = set(NODES) - {stopped}
     assert [run.ended(name, ENDS_WITHIN_S) for name in (stopped, other)] == [0, 1]
+    (begin,) = [line for line in run.log_of(other).splitlines() if "waits for the other nodes" in line]
+    assert (json.loads(begin)["run"], json.loads(begin)["service"]) == (run.name, "learner")
     await run.until(CheckpointSaved, lambda body: body.step == 3)
     assert (Path(run.run_dir) / "checkpoints" / "step_3" / "run_state.json").exists()
 
