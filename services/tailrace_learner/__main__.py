@@ -12,6 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Set
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import msgspec
 from tailrace.clock import SystemClock
 from tailrace.config import ConfigError, RunConfig
 from tailrace.device_turn import DeviceTurn
-from tailrace.log import get_logger
+from tailrace.log import configure, get_logger
 from tailrace.object_store import fetched, is_url
 from tailrace.runtime import Args, Service, StopService, run_with_args, serve
 from tailrace.store import Blobs, Outbox, TrajectoryBuffer, Versions, connect
@@ -35,6 +36,7 @@ from tailrace_learner.adapters.checkpoints import (
 from tailrace_learner.adapters.compute_thread import ComputeThread, keep_freed_memory
 from tailrace_learner.adapters.device import LearnerDevice
 from tailrace_learner.adapters.launch import gather_ranks, join_ranks, leave, ready_host, run_ranks
+from tailrace_learner.adapters.nodes import Nodes, when_a_node_stops
 from tailrace_learner.adapters.rank_controller import RankController
 from tailrace_learner.adapters.ranks import launched_rank
 from tailrace_learner.adapters.trackers import MakeTracker, tracker_makers
@@ -82,6 +84,7 @@ class _Process:
         url = self.config.checkpoint_url
         copies = CheckpointCopies(url, self.run.exp_name) if url else None
         self.folder = CheckpointFolder(self.run.run_dir, copies)
+        self.learner: Learner | None = None
         self.service.on_start(self.start)
 
     async def start(self) -> None:
@@ -96,7 +99,7 @@ class _Process:
         self.turn = await self.first_turn()
         known = {lineage for lineage, _ in (await self.versions.all()).values()}
         checkpoint = await asyncio.to_thread(self.find_checkpoint, known)
-        learner = await self.prepare(checkpoint)
+        self.learner = learner = await self.prepare(checkpoint)
         state = learner.state
         if checkpoint is not None:
             leftovers = checkpoint.state
@@ -177,6 +180,7 @@ class _Process:
         self.trainer = await self.compute(gather_ranks, self.run, self.config)
         if isinstance(self.trainer, RankController):
             self.service.on_drain(partial(self.compute, self.trainer.end))
+            self.end_with_any_node()
         path = "" if checkpoint is None else str(checkpoint.path)
         await self.compute(self.trainer.load, path)
         await self.blobs.put_model_card(self.trainer.card)
@@ -187,6 +191,24 @@ class _Process:
             state = resumed_state(checkpoint.state, self.experiment)
         await self.compute(self.trainer.restore, path)
         return self.put_together(msgspec.structs.replace(state, reference=self.trainer.reference))
+
+    def end_with_any_node(self) -> None:
+        """Save and end when another node is told to end: its ranks go `drain_s` later."""
+        nodes, loop, context = Nodes.from_env(), asyncio.get_running_loop(), copy_context()
+
+        async def end(reason: str) -> None:
+            # Before the drain, in which a signal of this node would end the wait for the checkpoint.
+            if self.learner is not None:
+                await self.learner.stop()
+            self.service.stop(reason)
+
+        def tell(reason: str) -> None:
+            loop.call_soon_threadsafe(
+                lambda: self.service.spawn(end(reason), "end of the nodes"), context=context
+            )
+
+        if nodes.num > 1:
+            when_a_node_stops(nodes, tell)
 
     async def begin(self) -> None:
         """Warm-start a new model if the experiment asks for it, and emit `ModelPrepared`."""
@@ -296,6 +318,7 @@ def run(args: Args) -> int:
     if rank is not None or config.strategy_args.resolved_name != "single":
         ready_host(config)
         if rank is None:
+            configure(service=SERVICE, run=args.run.exp_name, instance_id=args.instance_id)
             return run_ranks(config.strategy_args, config.drain_s, "tailrace_learner", sys.argv[1:])
     if rank:
         return join_ranks(args.run, config, args.instance_id)

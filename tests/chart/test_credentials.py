@@ -173,8 +173,15 @@ try:
             return "NOPERM" not in str(error)
         return True
 
+    def refusal(**login):
+        try:
+            return str(redis.Redis(unix_socket_path=path, **login).get("x"))
+        except redis.exceptions.AuthenticationError as error:
+            return type(error).__name__
+
     key, other = "{demo}:counters", "{other}:counters"
     found = {
+        "default": [refusal(), refusal(username="default", password=""), refusal(password="x")],
         "own": [may(u, "HGETALL", key) for u in SERVICES],
         "others": [may(u, "HGETALL", other) for u in SERVICES],
         "inference": [may("inference", "GET", "{demo}:model_card"), may("inference", "GET", key)],
@@ -215,6 +222,7 @@ def test_redis_gives_each_service_its_keys_and_nobody_the_server(
     )
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
+    assert found["default"] == ["AuthenticationError"] * 3
     assert found["own"] == [True] * 2
     assert found["others"] == [False] * 2
     assert found["inference"] == [True, False]

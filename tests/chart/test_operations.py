@@ -100,6 +100,22 @@ def test_the_run_ends_and_takes_all_workloads_with_it(everything: Any) -> None:
     assert rule["onExitCodes"]["values"] == [1, 2]
 
 
+def test_the_run_ends_what_keda_scales_before_it_stops_it(render: Render) -> None:
+    """KEDA starts a workload without replicas as long as its triggers are active."""
+    bounds = {"autoscaler": {"targets": {"agents": {"max_replicas": 9}}}}
+    scaling = {"enabled": True, "mode": "keda", "prometheusUrl": "http://prometheus:9090"}
+    objects = render("laptop-cpu", {"autoscaling": scaling, "experiment": bounds})
+    (job,) = [each for (kind, _), each in objects.items() if kind == "Job"]
+    args = container_of(job)["args"]
+    assert args[args.index("--then-stop") + 1] == "ScaledObject/demo-agents"
+    assert {
+        "apiGroups": ["keda.sh"],
+        "resources": ["scaledobjects"],
+        "resourceNames": ["demo-agents"],
+        "verbs": ["delete"],
+    } in objects["Role", "demo-run"]["rules"]
+
+
 def test_a_changed_run_is_another_job(render: Render) -> None:
     def name(*changes: dict[str, Any]) -> str:
         (found,) = [name for kind, name in render("laptop-cpu", *changes) if kind == "Job"]

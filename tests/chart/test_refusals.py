@@ -90,6 +90,11 @@ WRONG = {
                                       "tensor_parallel_size": 8}}},
         "nodes is 2: the nodes of a server talk without encryption, and tls.enabled demands it",
     ),
+    "nodes of a learner beside TLS": (
+        {"tls": {"enabled": True}, "learner": {"nodes": 2},
+         "experiment": {"learner": {"strategy_args": {"num_ranks": 2}}}},
+        "learner.nodes is 2: the ranks of the learner talk without encryption, and tls.enabled demands",
+    ),
     "image of another engine": (
         {"experiment": {"inference": {"engine": "sglang"}}}, "take inference-sglang",
     ),

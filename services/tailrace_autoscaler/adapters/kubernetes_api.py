@@ -1,6 +1,7 @@
 """Scale of workloads by the official client, in threads."""
 
 import asyncio
+from http import HTTPStatus
 from typing import Any
 
 from kubernetes import client, config
@@ -48,6 +49,24 @@ class KubernetesWorkloads:
         """Patch the object's scale."""
         await self._call("patch", kind, name, body={"spec": {"replicas": replicas}})
 
+    async def delete_scaled_object(self, name: str) -> bool:
+        """Delete a ScaledObject of KEDA; False if it is gone: KEDA no longer sets replicas."""
+        try:
+            await asyncio.to_thread(
+                self._objects.delete_namespaced_custom_object,
+                "keda.sh",
+                "v1alpha1",
+                self._namespace,
+                "scaledobjects",
+                name,
+                _request_timeout=_TIMEOUT_S,
+            )
+        except (ApiException, HTTPError, OSError) as error:
+            if getattr(error, "status", 0) == HTTPStatus.NOT_FOUND:
+                return False
+            raise _unavailable(f"delete of ScaledObject {name}", error) from error
+        return True
+
     async def _call(self, verb: str, kind: str, name: str, **body: Any) -> dict[str, Any]:
         method = getattr(self._objects, f"{verb}_namespaced_custom_object_scale")
         if body:
@@ -65,5 +84,8 @@ class KubernetesWorkloads:
             )
             return scale
         except (ApiException, HTTPError, OSError) as error:
-            reason = getattr(error, "reason", "") or error
-            raise WorkloadsUnavailableError(f"{verb} scale of {kind} {name}: {reason}") from error
+            raise _unavailable(f"{verb} scale of {kind} {name}", error) from error
+
+
+def _unavailable(doing: str, error: Exception) -> WorkloadsUnavailableError:
+    return WorkloadsUnavailableError(f"{doing}: {getattr(error, 'reason', '') or error}")

@@ -231,7 +231,9 @@ def redis_command(
     lines = [
         "bind 127.0.0.1",
         f"port {port}",
-        "user default off",
+        # Nobody can be `default`, but servers read their log with its rights, and drop transactions
+        # without them (valkey-io/valkey#3983).
+        "user default off resetpass ~* &* +@all",
         *(
             f"user {user} on #{hashlib.sha256(password.encode()).hexdigest()} {redis_rights(user, run)}"
             for user, password in keys.redis.items()

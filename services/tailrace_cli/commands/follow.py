@@ -96,7 +96,10 @@ class Follower:
 
 
 async def stop_workloads(names: Sequence[str]) -> None:
-    """Set the replicas of `kind/name`s to 0, in order; a `-` waits for the pods of those before."""
+    """Set the replicas of `kind/name`s to 0, in order; a `-` waits for the pods of those before.
+
+    A ScaledObject is deleted: KEDA would set replicas again.
+    """
     workloads = KubernetesWorkloads(*in_cluster())
     stopped: list[tuple[str, str]] = []
     for each in names:
@@ -104,6 +107,10 @@ async def stop_workloads(names: Sequence[str]) -> None:
             await _wait_until_gone(workloads, stopped)
             continue
         kind, _, name = each.partition("/")
+        if kind == "ScaledObject":
+            while await _again(workloads.delete_scaled_object, name):  # noqa: ASYNC110
+                await asyncio.sleep(_POLL_S)
+            continue
         await _again(workloads.set_replicas, kind, name, 0)
         stopped.append((kind, name))
 

@@ -25,7 +25,7 @@ from tailrace.config import ConfigError, RunConfig, advertised_host
 from tailrace.log import get_logger
 from tailrace.runtime.service import CLOSE_TIMEOUT_S
 from tailrace_learner.adapters.hf_model import pick_device
-from tailrace_learner.adapters.nodes import MEETING_S, Nodes, end_when_told, watch_nodes
+from tailrace_learner.adapters.nodes import MEETING_S, Nodes, NodeWatch, end_when_told
 from tailrace_learner.adapters.rank_controller import RankController, follow
 from tailrace_learner.adapters.ranks import TorchRanks, check_launch, launched_rank
 from tailrace_learner.adapters.strategies.base import Strategy
@@ -169,17 +169,20 @@ def run_ranks(args: StrategyArgs, drain_s: float, module: str, argv: Sequence[st
         monitor_interval=0.2,
         local_addr="127.0.0.1" if is_one else advertised_host(),
     )
+    watch = None
     if not is_one:
-        end_when_told()
+        told = end_when_told()
         log.info("waits for the other nodes", node=nodes.rank, num_nodes=nodes.num, master=nodes.master)
-        watch_nodes(nodes)
+        watch = NodeWatch(nodes, told)
     try:
         elastic_launch(launch, sys.executable)("-m", module, *argv)
     except ChildFailedError as error:
         return _exit_code(error)
     except SignalException:  # a signal to end: the ranks have drained
+        if watch is not None:
+            watch.leave()
         return 0
-    return 0
+    return 0 if is_one else _EXIT_FAILED  # another node was told to end: this one must start again
 
 
 def die_with_agent() -> None:

@@ -20,6 +20,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     AuthenticationError,
+    InvalidResponse,
     NoPermissionError,
     NoScriptError,
     ReadOnlyError,
@@ -42,7 +43,8 @@ from tailrace.store.scripts import ALL, Script
 log = get_logger(__name__)
 
 Argument = str | bytes | int | float
-CONNECTION_LOST = (RedisConnectionError, RedisTimeoutError, ConnectionError, TimeoutError)
+# While Redis moves to another host, another server may answer at its address, or no host.
+CONNECTION_LOST = (RedisConnectionError, RedisTimeoutError, InvalidResponse, OSError)
 _NO_ROOM = ("command not allowed when used memory", "MISCONF")  # redis-py cuts some prefixes off
 
 
@@ -148,6 +150,8 @@ class AutoPipeline:
             self._deadlines = Deadlines(deadline_s, partial(self._late, deadline_s))
         self._waiting: deque[_Command] = deque()
         self._sender: asyncio.Task[None] | None = None
+        self._batch: list[_Command] = []
+        self._is_out_of_step = False
         self._aside: list[_Command] = []
         self._room_wait: asyncio.Task[None] | None = None
         self._room_backoff = Backoff(0.1, 1.0)
@@ -194,21 +198,38 @@ class AutoPipeline:
         if self._sender is None or self._sender.done():
             loop = asyncio.get_running_loop()
             self._sender = loop.create_task(self._send_all(), name="store-pipeline")
+            self._sender.add_done_callback(self._on_sender_end)
+
+    def _on_sender_end(self, sender: asyncio.Task[None]) -> None:
+        """Settles what the sender has left: cancelled with it, or failed with its unexpected error.
+
+        A caller whose answer is cancelled ends as if it was told to, without a word in the log.
+        """
+        error = None if sender.cancelled() else sender.exception()
+        left = [command.answer for command in self._batch if not command.is_aside]
+        if error is None:
+            for answer in left:
+                answer.cancel()
+            return
+        for answer in left:
+            _fail(answer, StoreError(f"{type(error).__name__}: {error}"))
+        self._is_out_of_step = True
+        if self._waiting:
+            self._wake()
 
     async def _send_all(self) -> None:
+        if self._is_out_of_step:  # answers of failed commands may still come
+            await self._connection.disconnect(nowait=True)
+            self._is_out_of_step = False
         while self._waiting:
             _WAITING_COMMANDS.set(len(self._waiting))
-            batch = self._next_batch()
+            self._batch = self._next_batch()
             try:
-                await self._deliver(batch)
+                await self._deliver(self._batch)
             except (StoreUnavailableError, StoreRefusedError) as error:
-                for command in (*batch, *self._waiting):
+                for command in (*self._batch, *self._waiting):
                     _fail(command.answer, error)
                 self._waiting.clear()
-            finally:  # after a cancellation some are unanswered
-                for command in batch:
-                    if not command.is_aside:
-                        command.answer.cancel()
 
     def _next_batch(self) -> list[_Command]:
         batch: list[_Command] = []

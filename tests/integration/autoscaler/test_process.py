@@ -22,11 +22,13 @@ from tailrace_autoscaler.adapters.kubernetes_api import KubernetesWorkloads
 from tailrace_autoscaler.config import AutoscalerConfig, ScalingTarget
 from tailrace_autoscaler.core.signals import Signals
 from tailrace_autoscaler.handlers import Autoscaler
+from tailrace_cli.commands import follow
 from tailrace_protos import subjects
 from tailrace_protos.control import RunStatus, ServerStatus
 from tests.world.serving import eventually, serving
 
 TARGET = {"kind": "Deployment", "name": "demo-agents"}
+SCALED_OBJECT = "/apis/keda.sh/v1alpha1/namespaces/team/scaledobjects/demo-agents"
 
 
 class FakeKubernetesApi:
@@ -38,6 +40,7 @@ class FakeKubernetesApi:
             "apps/statefulsets/demo-inference-a": 1,
             "leaderworkerset.x-k8s.io/leaderworkersets/demo-inference-b": 1,
         }
+        self.finalizing = 2  # requests until KEDA has let the ScaledObject go
         self.is_down = False
         self.patches: list[tuple[str, int]] = []
         self.num_requests = 0
@@ -51,6 +54,12 @@ class FakeKubernetesApi:
                 assert self.headers["Content-Type"] == "application/merge-patch+json"
                 content = self.rfile.read(int(self.headers["Content-Length"]))
                 self._answer(json.loads(content)["spec"]["replicas"])
+
+            def do_DELETE(self) -> None:
+                fake.num_requests += 1
+                found = fake.finalizing if self.path.partition("?")[0] == SCALED_OBJECT else 0
+                fake.finalizing -= bool(found and not fake.is_down)
+                self._send(503 if fake.is_down else 200 if found else 404, {})
 
             def _answer(self, replicas: int | None) -> None:
                 fake.num_requests += 1
@@ -200,6 +209,30 @@ async def test_the_scale_of_each_kind_is_read_and_set(
     assert await workloads.replicas(kind, name) == 3
     assert await workloads.num_pods(kind, name) == 0
     assert [count for _, count in api.patches] == [3]
+
+
+async def test_the_end_of_a_run_waits_until_keda_scales_no_more(
+    api: FakeKubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "in_cluster", lambda: (api.client(), "team"))
+    monkeypatch.setattr(follow, "_POLL_S", 0.01)
+    seen: list[int] = []
+    set_replicas = KubernetesWorkloads.set_replicas
+
+    async def watched(self: KubernetesWorkloads, kind: str, name: str, replicas: int) -> None:
+        seen.append(api.finalizing)
+        await set_replicas(self, kind, name, replicas)
+
+    monkeypatch.setattr(KubernetesWorkloads, "set_replicas", watched)
+    api.is_down = True
+    stopping = asyncio.create_task(
+        follow.stop_workloads(["ScaledObject/demo-agents", "Deployment/demo-agents"])
+    )
+    await eventually(lambda: api.num_requests > 0)
+    api.is_down = False
+    await stopping
+    assert seen == [0]
+    assert api.patches == [("apps/deployments/demo-agents", 0)]
 
 
 async def test_dry_run_counts_and_sets_nothing(api: FakeKubernetesApi) -> None:

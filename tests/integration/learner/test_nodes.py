@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tailrace_protos.event import CheckpointSaved, LearnerResumed, StepFinished
+from tailrace_protos.event import CheckpointSaved, LearnerResumed, StepFinished, WarmStartAdvanced
 from tests.integration.learner.conftest import LearnerRun
 from tests.integration.learner.test_process import WARM_START, feed, trained_once
 from tests.integration.learner.test_ranks import (
@@ -39,7 +40,7 @@ def start_nodes(
         process = ServiceProcess(
             "learner",
             run.folder / config,
-            run.env | node_environment(f"run-{name}", port),
+            run.env | node_environment(f"run-{name}", port) | {"TAILRACE_LOG": "json"},
             run.folder / f"{name}.log",
             ("--instance-id", f"run-{name}"),
         )
@@ -155,3 +156,38 @@ async def test_a_stop_of_all_nodes_saves_the_steps_that_are_done(learner_run: Le
     await run.until(StepFinished, lambda body: body.step == 3)
     assert stop_nodes(run) == [0, 0]
     assert (Path(run.run_dir) / "checkpoints" / "step_3" / "run_state.json").exists()
+
+
+@pytest.mark.parametrize("stopped", NODES)
+async def test_a_stop_of_one_node_saves_the_step_that_both_have_reached(
+    learner_run: LearnerRun, stopped: str
+) -> None:
+    """The other node ends in failure, as its supervisor must start it again."""
+    run = learner_run
+    run.configure(strategy_args=TWO_RANKS, save_steps=100)
+    run.start("weight_sync")
+    port = start_nodes(run)
+    first = await run.until(LearnerResumed)
+    await feed(run, range(6))
+    await run.until(StepFinished, lambda body: body.step == 3)
+    run.processes[stopped].running.send_signal(signal.SIGTERM)
+    (other,) = set(NODES) - {stopped}
+    assert [run.ended(name, ENDS_WITHIN_S) for name in (stopped, other)] == [0, 1]
+    (begin,) = [line for line in run.log_of(other).splitlines() if "waits for the other nodes" in line]
+    assert (json.loads(begin)["run"], json.loads(begin)["service"]) == (run.name, "learner")
+    await run.until(CheckpointSaved, lambda body: body.step == 3)
+    assert (Path(run.run_dir) / "checkpoints" / "step_3" / "run_state.json").exists()
+
+    start_nodes(run, NODES, port)
+    again = await run.until(LearnerResumed, lambda body: body.lineage != first.lineage)
+    assert again.step == 3
+    assert stop_nodes(run) == [0, 0]
+
+
+async def test_a_stop_of_one_node_ends_the_warm_start(learner_run: LearnerRun) -> None:
+    run = learner_run
+    run.configure(strategy_args=TWO_RANKS, warm_start={**WARM_START, "num_steps": 100_000})
+    start_nodes(run)
+    await run.until(WarmStartAdvanced)
+    run.processes["learner-1"].running.send_signal(signal.SIGTERM)
+    assert [run.ended(name, ENDS_WITHIN_S) for name in ("learner-1", "learner-0")] == [0, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,56 @@ async def test_a_waiting_reader_survives_a_restart(
     assert await reading == []
     await outbox.emit("scheduler", RunFinished(1, "x"))
     assert len(await outbox.read(1, 1.0)) == 1
+    await redis.aclose()
+
+
+async def test_another_server_at_the_address_of_redis_only_delays(
+    own_redis_server: ServerProcess, run_name: str
+) -> None:
+    """As on Kubernetes while Redis moves: a proxy, or a pod that has its address by now, answers."""
+    redis = await connect(own_redis_server.url)
+    own_redis_server.kill()
+    asked = asyncio.Event()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+        asked.set()
+
+    other = await asyncio.start_server(refuse, "127.0.0.1", own_redis_server.port)
+    emitting = asyncio.create_task(Outbox(redis, run_name).emit("scheduler", RunFinished(1, "x")))
+    waiting = asyncio.create_task(redis.wait_for_entry("outbox", "0-0", 0.2))
+    async with asyncio.timeout(30):
+        await asked.wait()
+        await waiting
+        other.close()
+        await other.wait_closed()
+        await asyncio.to_thread(own_redis_server.start)
+        await emitting
+    assert len(await Outbox(redis, run_name).read(1, 1.0)) == 1
+    await redis.aclose()
+
+
+async def test_an_unexpected_error_of_the_connection_reaches_the_callers_and_later_commands_pass(
+    own_redis_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis = await connect(own_redis_server.url)
+    send = redis.pipeline._connection.send_packed_command
+
+    async def send_and_break(*arguments: Any, **named: Any) -> None:
+        monkeypatch.undo()
+        await send(*arguments, **named)
+        raise RuntimeError("handle is closed")
+
+    monkeypatch.setattr(redis.pipeline._connection, "send_packed_command", send_and_break)
+    first = asyncio.ensure_future(redis.command("ECHO", "one"))
+    await asyncio.sleep(0)  # the first batch is under way
+    second = asyncio.ensure_future(redis.command("ECHO", "two"))
+    with pytest.raises(StoreError, match="RuntimeError: handle is closed"):
+        await first
+    assert await second == b"two"
+    assert await redis.command("ECHO", "three") == b"three"
     await redis.aclose()
 
 
