@@ -172,6 +172,7 @@ class Tls(Strict):
     """Certificates of NATS and Redis."""
 
     enabled: bool = False
+    plainNodes: bool = False
     existingSecret: str = ""
 
 
