@@ -69,7 +69,6 @@ class Inspection:
 
     def look(self) -> str:
         """Name of the broken limit; empty: none. Raises `UninspectableError` and `OSError`."""
-        limits = self._limits
         # Before what they are compared with: growth during the look is found by the next one.
         room, machine = workspace.room(self._folder), self._gauges.read()
         now_s = time.monotonic()
@@ -77,19 +76,22 @@ class Inspection:
         may_split = self._may_exceed_mappings(machine)
         if is_full or may_split or now_s >= self._survey_s or self._may_exceed_memory(machine):
             self._survey_s = now_s  # should the survey or a count fail
-            self._found, self._surveyed = self._surveyor.survey(), machine
-            if self._found.num_processes > limits.max_processes:
-                return "processes"
-            if self._group is None and self._found.memory_bytes > limits.memory_bytes:
-                return "memory"
+            if broken := self._survey(machine):
+                return broken
             if is_full or may_split:
                 self._count(room, machine, is_full)
-            in_queues_bytes = self._most_in_queues(machine)
-            self._most_bytes = self._found.memory_bytes + in_queues_bytes
-            if self._may_exceed_memory(machine):
-                self._count_for_memory(machine, in_queues_bytes)
+            self._bound_memory(machine)
             self._survey_s += self._pause_s
         return self._broken(self._memory(machine))
+
+    def _survey(self, machine: Machine) -> str:
+        """Survey the processes; returns the limit that they break without a further count."""
+        limits = self._limits
+        self._found, self._surveyed = self._surveyor.survey(), machine
+        if self._found.num_processes > limits.max_processes:
+            return "processes"
+        is_too_large = self._group is None and self._found.memory_bytes > limits.memory_bytes
+        return "memory" if is_too_large else ""
 
     def _memory(self, machine: Machine) -> int:
         """Memory that is known; puts the distance of the limit into `room_bytes`."""
@@ -139,9 +141,11 @@ class Inspection:
         most_bytes = machine.allocated_bytes + min(surveyed_bytes, measured_bytes)
         return self._group is None and most_bytes > self._limits.memory_bytes
 
-    def _count_for_memory(self, machine: Machine, in_queues_bytes: int) -> None:
-        """Count what makes the bounds of memory smaller, until they are within the limit."""
-        if 2 * self._distinct_bytes < self._found.memory_bytes:
+    def _bound_memory(self, machine: Machine) -> None:
+        """Set the bounds of memory after a survey, by counts if they pass the limit without."""
+        in_queues_bytes = self._most_in_queues(machine)
+        self._most_bytes = self._found.memory_bytes + in_queues_bytes
+        if self._may_exceed_memory(machine) and 2 * self._distinct_bytes < self._found.memory_bytes:
             self._measure_distinct(machine, in_queues_bytes)
         if self._may_exceed_memory(machine):
             self._count_queues(machine, {})
