@@ -198,9 +198,13 @@ def processes_of(run: LiveRun) -> list[psutil.Process]:
 
 
 def processor_s(processes: list[psutil.Process]) -> float:
-    """Processor seconds so far."""
-    times = [each.cpu_times() for each in processes]
-    return sum(each.user + each.system for each in times)
+    """Processor seconds so far of those that have not ended."""
+    used_s = 0.0
+    for each in processes:
+        with suppress(psutil.NoSuchProcess):  # one that Redis forked to write its files
+            times = each.cpu_times()
+            used_s += times.user + times.system
+    return used_s
 
 
 def turns_settled(run: LiveRun, began_s: float, ended_s: float) -> int:
