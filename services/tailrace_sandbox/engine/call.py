@@ -12,6 +12,7 @@ from tailrace_sandbox.engine.workspace import UninspectableError
 _FIRST_LOOK_S = 0.01
 _LAST_LOOK_S = 0.1
 _LOOKS_SHARE = 0.004  # of a core goes into looks; with counts and the rest it is less than 0.02
+_NEAR_SHARE = 0.02  # likewise, where a limit could be passed within `_FIRST_LOOK_S`
 _FASTEST_BYTES_S = 4 << 30  # of growing memory: a limit that is near is looked at more often
 _PAUSED_LOOK_S = 1.0
 _MAX_BLIND_LOOKS = 2  # a process that just ends or starts a program cannot be looked at either
@@ -80,7 +81,7 @@ class ForkedCall:
         return "restless" if self.num_restless_looks > _MAX_RESTLESS_LOOKS else ""
 
     def _look(self) -> str:
-        began_s = time.monotonic()  # growth during the look counts
+        began_s, before_s = time.monotonic(), time.thread_time()  # growth during the look counts
         try:
             reason = self.inspection.look()
             self.num_blind_looks = 0
@@ -88,7 +89,8 @@ class ForkedCall:
             self.num_blind_looks += 1
             self.look_s = time.monotonic() + _FIRST_LOOK_S
             return "uninspectable" if self.num_blind_looks > _MAX_BLIND_LOOKS else ""
-        soon_s = max(_FIRST_LOOK_S, self.inspection.room_bytes / _FASTEST_BYTES_S)
+        rest_s = min(_FIRST_LOOK_S, (time.thread_time() - before_s) / _NEAR_SHARE)
+        soon_s = max(rest_s, self.inspection.room_bytes / _FASTEST_BYTES_S)
         self.look_s = min(self.look_s, began_s + soon_s)
         return reason
 

@@ -20,7 +20,7 @@ _ENDLESS = itertools.count(_UNKNOWN, _UNKNOWN)
 
 
 class Machine(NamedTuple):
-    """What is in use at one time; what the kernel does not tell grows without an end."""
+    """Use at one time; what the kernel does not tell grows without an end."""
 
     num_sockets: int
     kernel_bytes: int  # that it cannot reclaim, mappings among them

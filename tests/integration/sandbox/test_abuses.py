@@ -45,7 +45,8 @@ def test_a_call_does_not_get(name: str, box: Box, outside: Outside) -> None:
 class Peak:
     """Most processes and memory that the descendants of this process had, sampled meanwhile.
 
-    Pages that forked processes share count once, as the machine has them once.
+    Pages that forked processes share count once, as the machine has them once. Memory is not told by
+    samples in which processes came or ended: their pages were counted with their heirs', too.
     """
 
     def __init__(self) -> None:
@@ -66,11 +67,13 @@ class Peak:
 
     def _watch(self) -> None:
         while not self._is_over.wait(0.002):
-            held = [_held(pid) for pid in _descendants() if pid not in self._outside]
+            inside = set(_descendants()) - self._outside
+            held = [_held(pid) for pid in inside]
             threads, memory, huge = (sum(column) for column in zip((0, 0, 0), *held, strict=True))
             self.num_processes = max(self.num_processes, threads)
-            self.memory_bytes = max(self.memory_bytes, memory)
             self.huge_bytes = max(self.huge_bytes, huge)
+            if inside == set(_descendants()) - self._outside:
+                self.memory_bytes = max(self.memory_bytes, memory)
 
 
 def _descendants() -> Iterator[int]:
