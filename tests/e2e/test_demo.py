@@ -54,8 +54,8 @@ def test_the_demo_learns_to_cross_held_out_lakes(tmp_path: Path) -> None:
         assert rows[0][key] <= 0.15
         assert rows[-1][key] >= 0.85
     (baselines,) = json.loads((tmp_path / "demo/baselines.json").read_text()).values()
-    # Seeds and runs end at 0.85 to 0.94, this player at 0.874: their mean is above it (`make bench-demo`).
-    assert baselines.pop("avoid the next hole") < 0.88
+    # Runs end at 0.85 to 0.94: their mean is above this player (`make bench-demo`), not each of them.
+    assert baselines.pop("avoid the next hole") == pytest.approx(0.874, abs=0.001)
     assert rows[-1]["eval/greedy/success_rate"] > max(baselines.values()) + 0.15
     assert "simple player: avoid the next hole" in printed
     assert "held-out success, greedy, step 200" in printed
