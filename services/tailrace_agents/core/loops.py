@@ -97,7 +97,7 @@ def agent_loops(own: Mapping[str, str], key: str) -> dict[str, type[AgentLoop]]:
 
 def _check_signature(loop: type[AgentLoop], place: str) -> None:
     """Raises `ConfigError` for a loop that cannot be made and run."""
-    if not inspect.iscoroutinefunction(loop.run):
+    if not inspect.iscoroutinefunction(inspect.unwrap(loop.run)):  # decorators may wrap it
         raise ConfigError(f"{place}: its run is not async: write `async def run(self, row, policy)`")
     for call, args in ((loop, ()), (loop.run, ("self", "row", "policy"))):
         try:

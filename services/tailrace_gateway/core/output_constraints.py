@@ -14,7 +14,7 @@ from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
-from tailrace.cpu_limit import MAX_CPU_S, TooSlowError, cpu_limit
+from tailrace.cpu_limit import TooSlowError, cpu_limit
 from tailrace_gateway.core.call import OutputConstraints, ReplyFormat, StopReason
 from tailrace_gateway.core.errors import BadRequestError
 from tailrace_protos.base import UNREADABLE
@@ -22,6 +22,7 @@ from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 
 NO_CONSTRAINTS = OutputConstraints()
 
+_MAX_CHECK_S = 0.5  # in which the gateway answers nobody else
 _NO_NETWORK: Registry[Any] = Registry()  # the default one fetches references from their addresses
 
 
@@ -101,7 +102,7 @@ def _misfit(schema: dict[str, Any], value: Any) -> BrokenConstraint | None:
     """Return the first place where a reply does not fit; a check that does not end is one too."""
     validator = jsonschema.Draft202012Validator(schema, registry=_NO_NETWORK)
     try:
-        with cpu_limit(MAX_CPU_S):
+        with cpu_limit(_MAX_CHECK_S):
             misfit = jsonschema.exceptions.best_match(validator.iter_errors(value))
     except (RecursionError, TooSlowError) as error:
         reason = f"the schema cannot be compared with the reply ({type(error).__name__})"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,13 @@ from tailrace.config import ConfigError
 from tailrace.foreign import ForeignCodeError
 from tailrace.policy.activity import Stages
 from tailrace.runtime import Delivery
+from tailrace.sdk import AgentLoop
 from tailrace_agents.__main__ import check_length
 from tailrace_agents.adapters.pictures import FrameRecorder
 from tailrace_agents.config import AgentsConfig, EnvEntry, GeneratingArgs
 from tailrace_agents.core.environments import EnvHandle, EnvPool
 from tailrace_agents.core.episode import EpisodeResult, mix_seed
+from tailrace_agents.core.loops import agent_loops
 from tailrace_agents.core.settlement import apply_score, score_item
 from tailrace_agents.handlers import _may_have_records
 from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
@@ -248,3 +252,34 @@ def test_evaluations_have_a_bound_of_their_own_where_one_is_given() -> None:
     assert (own.max_in_flight("train"), own.max_in_flight("eval")) == (8, 3)
     with pytest.raises(ValueError, match="max_concurrent_eval_episodes"):
         AgentsConfig(max_concurrent_eval_episodes=0)
+
+
+def again(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator that is no coroutine function itself."""
+
+    @wraps(run)
+    def made(*args: Any) -> Any:
+        return run(*args)
+
+    return made
+
+
+class Decorated(AgentLoop):
+    """Loop whose `run` a decorator wraps."""
+
+    @again
+    async def run(self, row: Any, policy: Any) -> float:
+        return 1.0
+
+
+class Blocking(AgentLoop):
+    """Loop that cannot be awaited."""
+
+    def run(self, row: Any, policy: Any) -> float:  # type: ignore[override]
+        return 1.0
+
+
+def test_a_loop_may_be_decorated_but_has_to_be_async() -> None:
+    assert agent_loops({"mine": f"{__name__}:Decorated"}, "loops")["mine"] is Decorated
+    with pytest.raises(ConfigError, match="its run is not async"):
+        agent_loops({"mine": f"{__name__}:Blocking"}, "loops")
