@@ -181,7 +181,9 @@ def test_a_row_that_is_read_and_written_stays_as_it_is(tmp_path: Path) -> None:
 
 def test_seconds_beside_other_work_are_an_upper_bound_that_only_a_short_run_needs() -> None:
     seconds = "webshop_gigpo: seconds of the slowest run"
-    long, short = ([replace(one, others=0.3, total_s=took_s) for one in GOOD] for took_s in (900.0, 500.0))
+    long, short = (
+        [replace(one, others=0.3, total_s=took_s) for one in GOOD] for took_s in (900.0, 500.0)
+    )
     judged = []
     for outcomes in (long, short):
         results = Results("learning", [])
