@@ -55,7 +55,7 @@ class ProgramTest(NamedTuple):
         _, mark, found = stdout.rpartition(_MARK)
         try:
             return bool(mark) and _same_value(json.loads(found), self.expected)
-        except (ValueError, RecursionError):
+        except (ValueError, OverflowError, RecursionError):  # no JSON, or a number that no float holds
             return False
 
 
@@ -189,8 +189,8 @@ def _same_word(found: str, wanted: str) -> bool:
 def _same_value(found: Any, wanted: Any) -> bool:
     """Equal values; floats within a tolerance; `[x]` accepts x too, as some sets write it."""
     match found, wanted:
-        case int() | float(), float():
-            return abs(found - wanted) <= _TOLERANCE * max(1.0, abs(wanted))
+        case int() | float(), float() if not isinstance(found, bool):
+            return found == wanted or abs(found - wanted) <= _TOLERANCE * max(1.0, abs(wanted))
         case list(), list() if len(found) == len(wanted):
             return all(map(_same_value, found, wanted))
         case _, list() if len(wanted) == 1 and found == wanted[0]:
