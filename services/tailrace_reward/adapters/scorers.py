@@ -1,9 +1,9 @@
 """Built-in scorers as one component: each row goes to the scorer that its data source names."""
 
 import asyncio
-import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from tailrace.config import ConfigError
@@ -65,8 +65,9 @@ class RowScorer:
 
 
 def check_packages(entry: RewardEntry) -> None:
-    """Raises `ConfigError` if the component's scorer needs a package that is not installed."""
-    if entry.scorer == "math" and importlib.util.find_spec("math_verify") is None:
+    """Raises `ConfigError` if a scorer that the component names needs a package that is missing."""
+    is_named = "math" in (entry.scorer, *entry.sources.values())
+    if is_named and find_spec("math_verify") is None:
         raise ConfigError(
             f"reward {entry.name!r}: scorer math needs math-verify: pip install 'tailrace[math]'"
         )
