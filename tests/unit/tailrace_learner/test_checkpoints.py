@@ -303,6 +303,18 @@ def test_a_directory_without_a_model_is_the_users_mistake(tmp_path: Path) -> Non
         hf_model.load_model(str(tmp_path), CONFIG)
 
 
+def test_a_model_without_some_of_its_weights_is_refused(tmp_path: Path) -> None:
+    """Published trunks, and reward models, have no output matrix: a random one cannot be seen later."""
+    untied = msgspec.structs.replace(SCRATCH, config=SCRATCH.config | {"tie_word_embeddings": False})
+    whole = hf_model.make_model(untied, CONFIG, 3)
+    path = str(tmp_path / "trunk")
+    whole.model.base_model.save_pretrained(path)
+    whole.tokenizer.save_pretrained(path)
+    with pytest.raises(ConfigError, match=r"^pretrain: .*lacks the weights of lm_head\.weight.*random"):
+        hf_model.load_model(path, CONFIG)
+    assert hf_model.load_model(path, CONFIG, needs_head=False).num_parameters == whole.num_parameters
+
+
 @pytest.mark.parametrize(
     ("changes", "match"),
     [

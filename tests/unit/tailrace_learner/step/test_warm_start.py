@@ -13,7 +13,7 @@ import torch
 from tailrace_learner.config import WarmStart
 from tailrace_learner.core.batch.rows import TrainingRow, demonstration_row
 from tailrace_learner.core.step.optimizer import SummedOptimizer
-from tailrace_learner.core.step.warm_start import TooFewDemonstrationsError, warm_start
+from tailrace_learner.core.step.warm_start import DivergedError, TooFewDemonstrationsError, warm_start
 from tests.unit.tailrace_learner.factory import VOCABULARY, config, make_policy
 from tests.unit.tailrace_learner.stepping import weights
 
@@ -84,3 +84,10 @@ def test_too_few_demonstrations_are_an_error_that_counts_them() -> None:
     with pytest.raises(TooFewDemonstrationsError, match="47 usable rows of 48") as caught:
         started(demonstrations(47))
     assert (caught.value.num_rows, caught.value.num_needed) == (47, 48)
+
+
+def test_a_start_whose_loss_is_no_number_is_an_error_that_says_what_to_change() -> None:
+    """All updates after the first are thrown away, and the run would train a broken model."""
+    far = msgspec.structs.replace(WARM, learning_rate=1e30, warmup_steps=0)
+    with pytest.raises(DivergedError, match=r"learner\.warm_start diverged.* lower learning_rate"):
+        started(demonstrations(48), far)
