@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from structlog.testing import capture_logs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tailrace.config import ConfigError, RunConfig
@@ -241,6 +243,21 @@ def test_only_the_newest_of_our_lineages_are_kept(tmp_path: Path, still: Session
     folder.prune(2, {"0-a"})
     assert {path.name for path in folder.root.iterdir()} == {"step_2", "step_3", "step_9"}
     folder.prune(0, {"0-a"})
+    assert len(folder.all()) == 3
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_ends_nothing(
+    tmp_path: Path, still: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2, 3):
+        folder.write(still.snapshot(), state(step))
+    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=0))
+    (folder.root / ".old-00000000").mkdir()
+    (folder.root / ".old-00000000" / "left").touch()  # no folder takes its place
+    with capture_logs() as lines:
+        folder.prune(1, {"0-a"})
+    assert [line["event"] for line in lines] == ["old checkpoint stays"] * 2
     assert len(folder.all()) == 3
 
 
