@@ -48,6 +48,11 @@ class ProgramTest(NamedTuple):
     expected: Any
     is_text: bool  # False: with the JSON behind the mark, which functions' results have
 
+    @property
+    def least_output(self) -> int:
+        """Number of characters that an output needs to pass."""
+        return len(str(self.expected).strip() if self.is_text else json.dumps(self.expected))
+
     def passes(self, stdout: str) -> bool:
         """Tells whether the output is the expected one."""
         if self.is_text:
