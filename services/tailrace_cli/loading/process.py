@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import yaml
 
 from tailrace.chat import Renderer, TemplateError
@@ -41,6 +40,7 @@ from tailrace_cli.loading.facts import Begin, Begun, Loaded, MachineFacts, Model
 from tailrace_cli.loading.model_facts import counted_parameters, model_facts
 from tailrace_learner.adapters.model_source import (
     DEMONSTRATIONS_KEY,
+    demonstration_arrays,
     demonstration_pairs,
     fetched_folder,
     scratch_card,
@@ -186,13 +186,11 @@ class Loader:
         pair = next(pairs, None)
         if pair is None:
             raise ConfigError(f"{DEMONSTRATIONS_KEY}: {warm.demonstrations} yields no row")
-        token_ids, loss_mask = map(np.asarray, pair)
-        if token_ids.ndim != 1 or token_ids.shape != loss_mask.shape:
-            raise ConfigError(
-                f"{DEMONSTRATIONS_KEY}: {warm.demonstrations} yields token_ids of shape "
-                f"{token_ids.shape} with a loss_mask of shape {loss_mask.shape}: a row is (token_ids, "
-                "loss_mask), both of one length"
-            )
+        try:
+            with foreign_code(DEMONSTRATIONS_KEY):
+                demonstration_arrays(pair, self._source[1])
+        except ForeignCodeError as error:
+            raise ConfigError(f"{DEMONSTRATIONS_KEY}: {warm.demonstrations}: {error.error}") from error
         return Loaded()
 
     def trackers(self, _step: Step) -> Loaded:

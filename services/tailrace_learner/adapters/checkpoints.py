@@ -123,10 +123,17 @@ class CheckpointFolder:
         return next(reversed(self.all(lineages)), None)
 
     def prune(self, keep: int, lineages: Container[str]) -> None:
-        """Remove all but the `keep` newest checkpoints of these lineages; 0 keeps all."""
+        """Remove all but the `keep` newest checkpoints of these lineages; 0 keeps all.
+
+        One stays, with a warning, if the disk refuses.
+        """
         for checkpoint in self.all(lineages)[:-keep] if keep else ():
             doomed = checkpoint.path.with_name(f".old-{uuid.uuid4().hex[:8]}")
-            checkpoint.path.rename(doomed)
+            try:
+                checkpoint.path.rename(doomed)
+            except OSError as error:
+                log.warning("old checkpoint stays", path=str(checkpoint.path), error=str(error))
+                continue
             shutil.rmtree(doomed, ignore_errors=True)
             if self._copies is not None:
                 self._copies.remove(checkpoint.path.name)

@@ -70,15 +70,20 @@ def pick_device(config: LearnerConfig) -> torch.device:
     return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
 
 
-def load_model(source: str, config: LearnerConfig, key: str = "pretrain") -> TrainableModel:
-    """Load a model of a local directory or of the hub; `ConfigError` names `key` and the remedy."""
+def load_model(
+    source: str, config: LearnerConfig, key: str = "pretrain", *, needs_head: bool = True
+) -> TrainableModel:
+    """Load a model of a local directory or of the hub; `ConfigError` names `key` and the remedy.
+
+    Without `needs_head` its output matrix may be missing.
+    """
     name = str(present_folder(source, key) or source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
         _check_attention(config)
         with foreign_code("transformers"):
-            model = AutoModelForCausalLM.from_pretrained(
-                name, dtype=torch.float32, attn_implementation="eager"
+            model, info = AutoModelForCausalLM.from_pretrained(
+                name, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
             )
     except (OSError, ValueError, ForeignCodeError) as error:
         reason = error.error if isinstance(error, ForeignCodeError) else error
@@ -86,7 +91,20 @@ def load_model(source: str, config: LearnerConfig, key: str = "pretrain") -> Tra
             f"{key}: cannot load {source!r}: {reason}. Give a directory with config.json, weights and "
             "tokenizer, or a model of the hub that can be reached from here"
         ) from error
+    missing = set(info["missing_keys"]) - (set() if needs_head else _head_weights(model))
+    if missing:
+        raise ConfigError(
+            f"{key}: {source!r} lacks the weights of {', '.join(sorted(missing)[:3])}, which would be "
+            "random: give a whole model for text generation"
+        )
     return TrainableModel(prepared(model, config), tokenizer)
+
+
+def _head_weights(model: Any) -> set[str]:
+    """Names of the weights of the output layer."""
+    head = {id(parameter) for parameter in model.get_output_embeddings().parameters()}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in named if id(parameter) in head}
 
 
 def make_model(scratch: FromScratch, config: LearnerConfig, seed: int) -> TrainableModel:

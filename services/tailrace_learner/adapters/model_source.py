@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from numpy.typing import NDArray
 
 from tailrace.chat.model_files import TOKENIZER_FILES, model_folder, read_model_card
 from tailrace.config import ConfigError
@@ -91,3 +93,25 @@ def demonstration_pairs(warm: WarmStart, renderer: Any, seed: int, num_episodes:
             return iter(make(renderer, **named))
     except ForeignCodeError as error:
         raise ConfigError(str(error)) from error
+
+
+def demonstration_arrays(pair: Any, card: ModelCard) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Token ids [T] and mask [T] of one row; `ValueError` for a row that the model cannot read."""
+    token_ids, loss_mask = (np.asarray(part) for part in pair)
+    if token_ids.ndim != 1 or token_ids.shape != loss_mask.shape:
+        raise ValueError(
+            f"it yields token_ids of shape {token_ids.shape} with a loss_mask of shape "
+            f"{loss_mask.shape}: a row is (token_ids, loss_mask), both of one length"
+        )
+    if 0 < card.context_tokens < len(token_ids):
+        raise ValueError(
+            f"it yields a row of {len(token_ids)} tokens, and the model reads {card.context_tokens}: "
+            "yield shorter ones"
+        )
+    strange = token_ids[(token_ids < 0) | (token_ids >= (card.vocabulary or np.inf))]
+    if len(strange):
+        raise ValueError(
+            f"it yields the token id {strange[0]}, which the model lacks: take ids from the renderer's "
+            "tokenizer"
+        )
+    return token_ids.astype(np.int64), loss_mask.astype(np.uint8)

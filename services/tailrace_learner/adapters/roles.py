@@ -116,13 +116,14 @@ class RoleMaker:
 
     def _trunk(self, pretrain: str) -> PolicyModel:
         """Load a model without its output matrix."""
-        loaded = self._load(pretrain or self._checkpoint or self._start(), _CRITIC_KEY)
+        source = pretrain or self._checkpoint or self._start()
+        loaded = self._load(source, _CRITIC_KEY, needs_head=False)
         policy = make_policy(loaded, self._config)
         loaded.model.to(policy.device)
         return replace(policy, model=decoder_of(loaded.model))
 
-    def _load(self, source: str, key: str) -> TrainableModel:
-        loaded = load_model(source, self._config, key)
+    def _load(self, source: str, key: str, *, needs_head: bool = True) -> TrainableModel:
+        loaded = load_model(source, self._config, key, needs_head=needs_head)
         if loaded.model.config.vocab_size != self._vocabulary:
             raise ConfigError(
                 f"{key}: the vocabulary of {source!r} has {loaded.model.config.vocab_size} tokens, the "

@@ -3,13 +3,15 @@
 import math
 from collections.abc import Iterator
 
-import numpy as np
-
 from tailrace.chat import Renderer, TemplateError
 from tailrace.config import ChatArgs, ConfigError
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.log import get_logger
-from tailrace_learner.adapters.model_source import DEMONSTRATIONS_KEY, demonstration_pairs
+from tailrace_learner.adapters.model_source import (
+    DEMONSTRATIONS_KEY,
+    demonstration_arrays,
+    demonstration_pairs,
+)
 from tailrace_learner.config import LearnerConfig, WarmStart
 from tailrace_learner.config_registry import METRICS, Metric
 from tailrace_learner.core.algorithms.metrics import Metrics, StepData
@@ -38,10 +40,7 @@ def demonstrations(
                 pair = next(pairs, None)
                 if pair is None:
                     return
-                token_ids, loss_mask = (np.asarray(part) for part in pair)
-                row = demonstration_row(
-                    f"demo-{index}", token_ids.astype(np.int64), loss_mask.astype(np.uint8)
-                )
+                row = demonstration_row(f"demo-{index}", *demonstration_arrays(pair, card))
         except ForeignCodeError as error:
             raise ConfigError(str(error)) from error
         if row is not None:

@@ -16,6 +16,7 @@ import jinja2.sandbox
 from tailrace.bus import Bus, BusError
 from tailrace.config import ConfigError
 from tailrace.config.suggestions import not_one_of
+from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.log import get_logger
 from tailrace.retry import Backoff
 from tailrace_protos import subjects
@@ -146,9 +147,10 @@ class Judge:
     def _body(self, item: ScoreItem) -> dict[str, Any]:
         args = self._args
         try:
-            prompt = self._prompt.render(template_names(item))
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
-            raise self._failure(f"cannot be asked: judge.prompt: {error}") from error
+            with foreign_code("judge.prompt"):
+                prompt = self._prompt.render(template_names(item))
+        except ForeignCodeError as error:
+            raise self._failure(f"cannot be asked: judge.prompt: {error.error}") from error
         told = [{"role": "system", "content": args.system_prompt}] if args.system_prompt else []
         body = {
             "model": args.model or "policy",

@@ -51,6 +51,7 @@ class RewardModel:
         self._pad_id = self._model.config.get_text_config().pad_token_id
         config_length = getattr(self._model.config.get_text_config(), "max_position_embeddings", 0)
         self._max_length = args.max_length or config_length
+        self._vocabulary = len(self._model.get_input_embeddings().weight)
         single = self._pad_id is None and not self._scores_tokens
         self._batches = Batches(self._run, 1 if single else args.max_batch_tokens)
 
@@ -64,6 +65,10 @@ class RewardModel:
         if not token_ids or (self._max_length and len(token_ids) > self._max_length):
             raise self._failure(
                 f"reads 1 to {self._max_length} tokens, the conversation has {len(token_ids)}"
+            )
+        if max(token_ids) >= self._vocabulary:  # it would fail all of its batch, or the whole device
+            raise self._failure(
+                f"knows {self._vocabulary} tokens, and its tokenizer gives the id {max(token_ids)}"
             )
         return await self._batches.score(token_ids)
 

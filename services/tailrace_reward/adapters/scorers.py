@@ -1,9 +1,9 @@
 """Built-in scorers as one component: each row goes to the scorer that its data source names."""
 
 import asyncio
-import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from tailrace.config import ConfigError
@@ -65,8 +65,9 @@ class RowScorer:
 
 
 def check_packages(entry: RewardEntry) -> None:
-    """Raises `ConfigError` if the component's scorer needs a package that is not installed."""
-    if entry.scorer == "math" and importlib.util.find_spec("math_verify") is None:
+    """Raises `ConfigError` if a scorer that the component names needs a package that is missing."""
+    is_named = "math" in (entry.scorer, *entry.sources.values())
+    if is_named and find_spec("math_verify") is None:
         raise ConfigError(
             f"reward {entry.name!r}: scorer math needs math-verify: pip install 'tailrace[math]'"
         )
@@ -115,10 +116,20 @@ class SandboxTests:
             "outputs": ["no file"],  # so that the result is an object
         }
         result = await session.call(ToolCall("test", _TOOL, json.dumps(arguments)))
-        return _exit_code(result) == 0 and test.passes(_output(result))
+        found = _ended(result)
+        if found is None or found["reason"] or found["exit_code"]:
+            return False
+        if found["output_was_cut"] and len(found["stdout"]) < test.least_output:
+            raise ComponentFailedError(
+                "scorer 'code':",
+                f"a test expects {test.least_output} characters, and the sandbox keeps "
+                f"{len(found['stdout'])} of them: raise sandbox.limits.max_output_bytes",
+            )
+        return test.passes(found["stdout"])
 
 
-def _exit_code(result: ToolResult) -> int:
+def _ended(result: ToolResult) -> dict[str, Any] | None:
+    """What the sandbox tells of a program's end; None if it had to end the program."""
     failed = result.infra_error or (
         result.content
         if result.error_kind in (ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.INVALID_ARGUMENTS)
@@ -127,10 +138,6 @@ def _exit_code(result: ToolResult) -> int:
     if failed:
         raise ComponentFailedError("scorer 'code':", failed)
     if result.error_kind not in (ToolErrorKind.NONE, ToolErrorKind.REPORTED):
-        return 1
-    found = json.loads(result.content)
-    return 1 if found["reason"] else int(found["exit_code"])
-
-
-def _output(result: ToolResult) -> str:
-    return str(json.loads(result.content)["stdout"])
+        return None
+    ended: dict[str, Any] = json.loads(result.content)
+    return ended

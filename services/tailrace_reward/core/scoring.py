@@ -1,7 +1,8 @@
 """Scores as weighted sums of components.
 
-Invariants: a score depends on its item alone; a component that fails leaves the whole score without
-a reward, never with a smaller one; the same item asked twice at once is computed once.
+Invariants: a score depends on its item alone, whatever happens to others of its request; a component
+that fails leaves the whole score without a reward, never with a smaller one; the same item asked twice
+at once is computed once.
 """
 
 import asyncio
@@ -10,11 +11,15 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
+from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.log import get_logger
 from tailrace_protos.base import encode
 from tailrace_protos.generation import CallError, CallErrorCode
 from tailrace_protos.reward import Score, ScoreItem
 from tailrace_reward.config import RewardEntry
 from tailrace_reward.ports import Component, ComponentFailedError
+
+log = get_logger(__name__)
 
 _MAX_REMEMBERED = 8192
 
@@ -56,8 +61,8 @@ class Scorer:
         try:
             for entry in self._entries:
                 components[entry.name] = await self._component(entry, item)
-        except ComponentFailedError as error:
-            return Score(item.episode_id, error=CallError(CallErrorCode.INTERNAL, str(error)))
+        except (ComponentFailedError, ForeignCodeError) as error:
+            return Score(item.episode_id, error=CallError(CallErrorCode.INTERNAL, _reason(error)))
         reward = sum(entry.weight * components[entry.name] for entry in self._entries)
         if not math.isfinite(reward):
             reason = f"the weighted sum of {components} is {reward}: lower reward.rewards[].weight"
@@ -67,10 +72,21 @@ class Scorer:
     async def _component(self, entry: RewardEntry, item: ScoreItem) -> float:
         if entry.kind == "env_return":
             return _sum(entry.name, item.turn_rewards)
-        value = await self._components[entry.name].score(item)
+        with foreign_code(f"reward {entry.name!r}"):
+            value = await self._components[entry.name].score(item)
         if not math.isfinite(value):
             raise ComponentFailedError(entry.name, f"returned {value}")
         return value
+
+
+def _reason(error: ComponentFailedError | ForeignCodeError) -> str:
+    """Reason of a failure; an error that is not a component's own answer is logged too."""
+    if not isinstance(error, ForeignCodeError):
+        return str(error)
+    if isinstance(error.error, ComponentFailedError):
+        return str(error.error)
+    log.error("reward component failed", reason=str(error), exc_info=error.error)
+    return str(error)
 
 
 def _sum(name: str, turn_rewards: Sequence[float]) -> float:

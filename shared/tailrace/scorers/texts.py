@@ -77,7 +77,7 @@ def json_schema(reply: str, truth: object, row: Mapping[str, Any] | None = None)
             kind: Any = jsonschema.validators.validator_for(schema)
             kind.check_schema(schema)
             kind(schema, registry=Registry()).validate(found[0])  # its own: none that asks the network
-    except (jsonschema.ValidationError, RecursionError, TooSlowError):
+    except (jsonschema.ValidationError, OverflowError, RecursionError, TooSlowError):
         return 0.0
     return float(given is None or truth is None or _is_same(_decoded(truth), found[0]))
 
@@ -105,12 +105,17 @@ def _options(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     found = next((row[key] for key in ("choices", "options") if row.get(key)), None)
     if isinstance(found, Mapping) and "text" in found:
         texts = list(map(str, found["text"]))
-        return list(map(str, found.get("label") or _letters(len(texts)))), texts
+        return list(map(_label, found.get("label") or _letters(len(texts)))), texts
     if isinstance(found, Mapping):
-        return list(map(str, found)), list(map(str, found.values()))
+        return list(map(_label, found)), list(map(str, found.values()))
     if isinstance(found, list | tuple):
         return _letters(len(found)), list(map(str, found))
     return _letters(26), []
+
+
+def _label(written: object) -> str:
+    """Label as replies are read: a capital letter or a number, without brackets."""
+    return str(written).strip(" ().").upper()
 
 
 def _letters(count: int) -> list[str]:
@@ -173,9 +178,14 @@ def _json(text: str) -> tuple[Any] | None:
     if len(text) > MAX_JSON_CHARS:
         return None
     try:
-        return (json.loads(text),)
+        return (json.loads(text, parse_constant=_refuse),)
     except (ValueError, RecursionError):
         return None
+
+
+def _refuse(name: str) -> None:
+    """Raises `ValueError` for NaN and infinity, which Python reads and JSON lacks."""
+    raise ValueError(name)
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -258,7 +258,8 @@ async def test_mistakes_in_a_judge_show_at_the_start_or_as_a_failure_of_the_item
     with pytest.raises(ConfigError, match=r"'quality': judge\.prompt is no template"):
         async with scorer("http://x", prompt="{{ question"):
             pass
-    async with scorer("http://127.0.0.1:9", prompt="{{ row.missing }}") as made:
-        (score,) = await made.score([item()])
-    assert score.error is not None
-    assert "judge.prompt" in score.error.reason
+    for prompt in ("{{ row.missing }}", "{{ 1 / 0 }}"):
+        async with scorer("http://127.0.0.1:9", prompt=prompt) as made:
+            (score,) = await made.score([item()])
+        assert score.error is not None
+        assert "cannot be asked: judge.prompt: " in score.error.reason

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from msgspec import convert
+from msgspec.structs import replace
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -50,7 +51,7 @@ def save(folder: Path, maker: Any, **config: Any) -> Path:
     """A model with random weights and the tokenizer of frozen lakes."""
     build_frozen_lake_tokenizer(folder)
     torch.manual_seed(1)
-    maker.from_config(Qwen3Config(**SIZES, **config)).save_pretrained(folder)
+    maker.from_config(Qwen3Config(**SIZES | config)).save_pretrained(folder)
     return folder
 
 
@@ -135,6 +136,23 @@ async def test_a_conversation_that_is_too_long_has_no_score_and_others_have(tmp_
     (too_long,) = await scores_of(folder, [item(30)])
     assert too_long.error is not None
     assert "reads 1 to 64 tokens" in too_long.error.reason
+
+
+async def test_a_token_that_the_model_lacks_costs_its_own_conversation(tmp_path: Path) -> None:
+    """Tokenizers may have more tokens than the model has embeddings."""
+    maker, many = AutoModelForSequenceClassification, {"num_labels": 1, "pad_token_id": 0}
+    folder = save(tmp_path, maker, **many)
+    files = {path.name: path.read_bytes() for path in folder.glob("tokenizer*.json")}
+    chat = read_chat_model(ModelCard(b"{}", files), {})
+    moves = [replace(item(0), messages=(ChatMessage("user", move),)) for move in ("Up", "Left", "Down")]
+    texts = [chat.template.render(each.messages, add_generation_prompt=False) for each in moves]
+    most = [max(chat.tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
+    assert len(set(most)) == 3
+    save(tmp_path, maker, vocab_size=max(most), **many)
+    scores = await scores_of(folder, moves)
+    assert [score.error is None for score in scores] == [each < max(most) for each in most]
+    (reason,) = (score.error.reason for score in scores if score.error is not None)
+    assert f"knows {max(most)} tokens, and its tokenizer gives the id {max(most)}" in reason
 
 
 async def test_what_is_no_reward_model_is_refused_with_the_reason(tmp_path: Path) -> None:

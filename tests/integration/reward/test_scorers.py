@@ -13,7 +13,7 @@ from tailrace.config import ConfigError, decode_config
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
 from tailrace_protos.reward import ScoreItem
-from tailrace_reward.adapters import process_pool
+from tailrace_reward.adapters import process_pool, scorers
 from tailrace_reward.adapters.components import open_components
 from tailrace_reward.adapters.process_pool import ScoringPool
 from tailrace_reward.config import RewardConfig
@@ -77,6 +77,11 @@ async def test_a_named_scorer_reads_its_arguments_and_no_data_source() -> None:
         ),
         ({"args": {"code": {"tests": 1}}}, "'code' has no argument 'tests'; it has max_tests, partial"),
         (
+            {"args": {"code": {"max_tests": 0}}},
+            "max_tests of the scorer 'code' must be .* from 1, found 0",
+        ),
+        ({"scorer": "code", "args": {"max_tests": "all"}}, "whole number from 1, found 'all'"),
+        (
             {"kind": "function", "function": "m:f", "scorer": "math"},
             "has a scorer, so kind must be 'scorer'",
         ),
@@ -84,6 +89,16 @@ async def test_a_named_scorer_reads_its_arguments_and_no_data_source() -> None:
 )
 async def test_mistakes_in_the_configuration_are_named(entry: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
+        async with component(**entry):
+            pass
+
+
+@pytest.mark.parametrize("entry", [{"scorer": "math"}, {"sources": {"mine/*": "math"}}])
+async def test_a_missing_package_of_a_named_scorer_shows_at_the_start(
+    entry: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scorers, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs math-verify: pip install"):
         async with component(**entry):
             pass
 

@@ -59,6 +59,20 @@ async def test_programs_get_what_their_tests_say(tools: LocalTools) -> None:
         await scorer.score(item(SUM, {"prompt": "?"}))
 
 
+async def test_a_right_output_that_the_sandbox_cuts_is_no_zero(tools: LocalTools) -> None:
+    scorer = SandboxTests(tools)
+    text = {"tests": {"inputs": ["100000"], "outputs": ["x" * 100_000]}}
+    result = {"tests": {"fn_name": "f", "inputs": [[30_000]], "outputs": [[1] * 30_000]}}
+    for program, row in (
+        ("print('x' * int(input()))", text),
+        ("def f(n):\n    return [1] * n", result),
+    ):
+        with pytest.raises(ComponentFailedError, match=r"raise sandbox\.limits\.max_output_bytes"):
+            await scorer.score(item(program, row))
+    assert await scorer.score(item("print('x')", text)) == 0.0
+    assert await scorer.score(item("print('x' * 100000)", IO)) == 0.0  # it says too much
+
+
 async def test_the_share_of_passed_tests_counts_if_asked_for(tools: LocalTools) -> None:
     scorer = SandboxTests(tools, partial=True)
     assert await scorer.score(item("print(3)", IO)) == pytest.approx(1 / 3)

@@ -132,6 +132,7 @@ def adder(a: int) -> str:
 def demonstrations(renderer, *, seed, num_episodes):
     for _ in range(num_episodes): yield [1, 2, 3], [0, 1, 1]
 def uneven(renderer, *, seed, num_episodes): yield [1, 2, 3], [0, 1]
+def strange(renderer, *, seed, num_episodes): yield [1, -1, 3], [0, 1, 1]
 def silent(renderer, *, seed, num_episodes): yield from ()
 
 def no_tokenizer(folder): ...
@@ -449,6 +450,11 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
         {"learner.warm_start": WARM | {"demonstrations": "loading_parts:uneven"}},
         "learner.warm_start",
         "loss_mask of shape (2,)",
+    ),
+    "demonstrations of another vocabulary": (
+        {"learner.warm_start": WARM | {"demonstrations": "loading_parts:strange"}},
+        "learner.warm_start",
+        "loading_parts:strange: it yields the token id -1, which the model lacks",
     ),
     "no demonstrations": (
         {"learner.warm_start": WARM | {"demonstrations": "loading_parts:silent"}},

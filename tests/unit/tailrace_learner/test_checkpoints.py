@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from structlog.testing import capture_logs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tailrace.config import ConfigError, RunConfig
@@ -244,6 +246,21 @@ def test_only_the_newest_of_our_lineages_are_kept(tmp_path: Path, still: Session
     assert len(folder.all()) == 3
 
 
+def test_an_old_checkpoint_that_cannot_be_removed_ends_nothing(
+    tmp_path: Path, still: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2, 3):
+        folder.write(still.snapshot(), state(step))
+    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=0))
+    (folder.root / ".old-00000000").mkdir()
+    (folder.root / ".old-00000000" / "left").touch()  # no folder takes its place
+    with capture_logs() as lines:
+        folder.prune(1, {"0-a"})
+    assert [line["event"] for line in lines] == ["old checkpoint stays"] * 2
+    assert len(folder.all()) == 3
+
+
 @contextmanager
 def no_room() -> Iterator[None]:
     """Files may not grow beyond 20 kB, pytest's own output among them: keep the block short."""
@@ -301,6 +318,18 @@ def test_a_missing_model_is_the_users_mistake(source: str, match: str) -> None:
 def test_a_directory_without_a_model_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         hf_model.load_model(str(tmp_path), CONFIG)
+
+
+def test_a_model_without_some_of_its_weights_is_refused(tmp_path: Path) -> None:
+    """Published trunks, and reward models, have no output matrix: a random one cannot be seen later."""
+    untied = msgspec.structs.replace(SCRATCH, config=SCRATCH.config | {"tie_word_embeddings": False})
+    whole = hf_model.make_model(untied, CONFIG, 3)
+    path = str(tmp_path / "trunk")
+    whole.model.base_model.save_pretrained(path)
+    whole.tokenizer.save_pretrained(path)
+    with pytest.raises(ConfigError, match=r"^pretrain: .*lacks the weights of lm_head\.weight.*random"):
+        hf_model.load_model(path, CONFIG)
+    assert hf_model.load_model(path, CONFIG, needs_head=False).num_parameters == whole.num_parameters
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,34 @@ def test_moments_of_another_strategy_are_taken_over(stage: int, num_ranks: int) 
         assert found.keys() == moments.keys()
         for name, value in moments.items():
             assert torch.equal(found[name].view(value.shape), value), name
+
+
+def update_of_nonsense(ranks: TorchRanks, stage: int) -> list[tuple[bool, bool, bool]]:
+    """Updates of which the second has gradients of the last rank that are no numbers.
+
+    Of each: whether it counts as applied, has a norm, and changed a weight.
+    """
+    strategy = zero(ranks, stage)
+    policy = strategy.spread(make_policy())
+    optimizer = strategy.make_optimizer(policy, ARGS)
+    named = dict(policy.model.named_parameters())
+    found = []
+    for factor in (1.0, torch.nan if ranks.rank else 1.0, 1.0):
+        before = {name: strategy.whole(each).clone() for name, each in named.items()}
+        learner_logprobs, entropy = policy.forward(pack(make_rows(2), CPU))
+        (factor * (learner_logprobs + entropy).sum()).backward()
+        result = optimizer.update(count=1.0, learning_rate=1e-2, max_grad_norm=1.0)
+        after = {name: strategy.whole(each) for name, each in named.items()}
+        assert all(bool(each.isfinite().all()) for each in after.values())
+        changed = any(not torch.equal(before[name], after[name]) for name in before)
+        found.append((result.is_applied, math.isfinite(result.grad_norm), changed))
+    return found
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_gradient_that_is_not_finite_on_one_rank_is_thrown_away_by_all(stage: int) -> None:
+    fine, thrown_away = (True, True, True), (False, False, False)
+    assert on_ranks(2, update_of_nonsense, stage) == [[fine, thrown_away, fine]] * 2
 
 
 def go_on_by_zero(ranks: TorchRanks, source: str, steps: range, folder: Path) -> str:

@@ -426,6 +426,20 @@ async def test_a_full_disk_is_tried_again_after_the_next_step_and_at_the_end_unt
     assert [state.step for state in world.saved] == [1]
 
 
+async def test_checkpoints_stay_in_order_when_the_clock_is_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A resume takes the latest, and pruning removes the earliest ones."""
+    times = iter(range(1000, 0, -1))
+    monkeypatch.setattr(InstantClock, "unix_s", lambda clock: float(next(times)))
+    world, state = FakeWorld(), RunState(step=0, lineage="0-a", saved_unix_s=2000.0)
+    source = FakeSource([ready(index) for index in range(6)])
+    await learner(source, world, state=state, save_steps=1, max_steps=3).run_forever()
+    saved = [each.saved_unix_s for each in world.saved]
+    assert 2000.0 < saved[0] < saved[1] < saved[2] < 2000.1
+    assert [each.step for each in world.saved] == [1, 2, 3]
+
+
 async def test_a_failed_publication_ends_the_loop_and_then_the_process() -> None:
     world = FakeWorld(publish_error=ConnectionError("weight_sync is gone"))
     one = learner(FakeSource([ready(0), ready(1)]), world)

@@ -78,6 +78,18 @@ async def test_a_failing_component_leaves_no_reward_at_all(function: str, reason
     assert score.components == {}
 
 
+async def test_an_error_that_nobody_expects_costs_its_own_item_alone() -> None:
+    class Fragile(Calls):
+        async def score(self, item: ScoreItem) -> float:
+            return await super().score(item) / (item.episode_id != "g1.0")
+
+    scores = await Scorer((entry("m:half"),), {"m:half": Fragile()}).score([item(n) for n in range(3)])
+    assert [score.reward for score in scores] == [0.5, 0.0, 0.5]
+    assert [score.error is None for score in scores] == [True, False, True]
+    assert scores[1].error is not None
+    assert "reward 'm:half' raised ZeroDivisionError" in scores[1].error.reason
+
+
 async def test_scores_come_in_the_order_of_the_items() -> None:
     scores = await Scorer((entry("m:half"),), {"m:half": Calls()}).score([item(n) for n in range(9)])
     assert [score.episode_id for score in scores] == [f"g{n}.0" for n in range(9)]

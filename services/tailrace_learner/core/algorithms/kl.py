@@ -10,7 +10,9 @@ policy. With `kl_in: reward` -beta KL_t is a reward of every policy token, and p
 sampled it; `reinforce_plus_plus` does so by default. beta begins at `init_kl_coef`. With `target_kl`
 it changes after every step with the step's mean divergence:
 
-    beta <- beta (1 + clip(KL / target_kl - 1, -0.2, 0.2) n / kl_horizon)      n: episodes of the step
+    beta <- beta (1 + clip(KL / target_kl - 1, -0.2, 0.2) n / max(n, kl_horizon))
+
+n is the number of the step's episodes. A step whose divergence is not finite leaves beta as it is.
 
 log pi - log ref is clamped to -20 to 20 (`ratios.py`). Beyond it the estimates keep the slope that they
 have there; `k3` has none where pi is below ref, since it is e^20. In the reward a token whose reported
@@ -24,6 +26,7 @@ Schulman 2020, "Approximating KL Divergence". The controller: Ziegler et al. 201
 Language Models from Human Preferences", arXiv:1909.08593.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -51,5 +54,7 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def adapted(coef: float, kl: float, target_kl: float, num_samples: int, horizon: int) -> float:
     """Next coefficient; `num_samples` and `horizon` in episodes."""
+    if not math.isfinite(kl):
+        return coef
     error = min(max(kl / target_kl - 1.0, -_BOUND), _BOUND)
-    return coef * (1.0 + error * num_samples / horizon)
+    return coef * (1.0 + error * min(num_samples / horizon, 1.0))

@@ -127,13 +127,30 @@ def try_optimizer(args: TrainingArgs, key: str) -> None:
             made = torch_optimizer(parameters, args)
             if not isinstance(made, torch.optim.Optimizer):
                 raise TypeError(f"it made a {type(made).__name__}, not a torch.optim.Optimizer")
+            before = [_settings(group) for group in made.param_groups]
             made.step()
     except ForeignCodeError as error:
         raise ValueError(str(error)) from error
-    for parameter in parameters:
-        for name, value in made.state.get(parameter, {}).items():
+    _check_kept(made, before, place)
+
+
+def _check_kept(made: torch.optim.Optimizer, before: list[dict[str, str]], place: str) -> None:
+    """Raise `ValueError` if the optimizer keeps something that no checkpoint holds."""
+    for was, group in zip(before, made.param_groups, strict=True):
+        if changed := sorted(key for key, value in _settings(group).items() if was.get(key) != value):
+            raise ValueError(
+                f"{place}: a step changes {changed[0]!r} of its param_groups, which a checkpoint does "
+                "not hold: keep a tensor in its state"
+            )
+    for state in made.state.values():
+        for name, value in state.items():
             if value is not None and not isinstance(value, Tensor):
                 raise ValueError(
                     f"{place}: its state {name!r} is a {type(value).__name__}, which a checkpoint "
                     "does not hold: keep a tensor"
                 )
+
+
+def _settings(group: dict[str, Any]) -> dict[str, str]:
+    """Settings of a group of parameters as text."""
+    return {key: repr(value) for key, value in group.items() if key != "params"}

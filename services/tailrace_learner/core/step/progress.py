@@ -1,5 +1,6 @@
 """Progress of the run: its state, the groups that no checkpoint holds yet, the times of a step."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -148,14 +149,19 @@ class Progress:
         self.state = msgspec.structs.replace(self.state, untold_steps=untold)
 
     def saving(self, unix_s: float) -> RunState:
-        """State for a checkpoint of this moment; later groups belong to the next one."""
+        """State for a checkpoint of this moment; later groups belong to the next one.
+
+        Checkpoints are in the order of their times, so each is later than the one before, even if the
+        clock was set back.
+        """
         self._saving, self._held = self._saving.with_later(self._held), _Held()
         self.is_save_overdue = False
+        later_unix_s = max(unix_s, math.nextafter(self.state.saved_unix_s, math.inf))
+        self.state = msgspec.structs.replace(self.state, saved_unix_s=later_unix_s)
         return msgspec.structs.replace(
             self.state,
             entry_ids=tuple(self._saving.entry_ids),
             group_ids=tuple(self._saving.group_ids),
-            saved_unix_s=unix_s,
         )
 
     def saved(self) -> None:

@@ -28,6 +28,17 @@ class TooFewDemonstrationsError(ValueError):
         self.num_needed = num_needed
 
 
+class DivergedError(ValueError):
+    """The loss of the last step is not finite. Attribute: `loss`."""
+
+    def __init__(self, loss: float) -> None:
+        super().__init__(
+            f"learner.warm_start diverged, its last loss is {loss}: lower learning_rate, or raise "
+            "warmup_steps"
+        )
+        self.loss = loss
+
+
 def warm_start(
     policy: PolicyModel,
     rows: Iterator[TrainingRow],
@@ -38,6 +49,8 @@ def warm_start(
     ranks: Ranks = ONE_RANK,
 ) -> float:
     """Trains and returns the last step's mean loss. `on_step(step, loss)` is called after each.
+
+    `DivergedError` if that loss is not finite.
 
     Every rank gets the same rows. `optimizer` is made with `warm.training_args`.
     """
@@ -63,6 +76,8 @@ def warm_start(
         optimizer.update(count=count, learning_rate=rate, max_grad_norm=args.max_grad_norm)
         loss = ranks.sums([loss_sum])[0] / count
         on_step(step + 1, loss)
+    if not math.isfinite(loss):
+        raise DivergedError(loss)
     return loss
 
 

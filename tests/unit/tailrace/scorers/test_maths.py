@@ -103,6 +103,13 @@ def test_different_answers(answer: str, truth: str) -> None:
     assert not is_equal(answer, truth)
 
 
+@pytest.mark.parametrize("answer", ["", "$$", r"\,", "."])
+def test_an_empty_answer_is_wrong_whatever_the_truth(answer: str) -> None:
+    for truth in (r"\{1, 2\}", "(1, 2)", "x", "5", answer):
+        assert math(f"\\boxed{{{answer}}}", truth) == 0.0
+        assert not is_equal(truth, answer)
+
+
 @pytest.mark.parametrize("answer", HOSTILE)
 def test_answers_that_could_explode_take_no_time(answer: str) -> None:
     started_s = time.thread_time()

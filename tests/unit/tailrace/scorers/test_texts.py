@@ -97,6 +97,30 @@ def test_json_is_checked_by_its_schema(reply: str, score: float) -> None:
     assert json_schema('{"n": [1], "m": 2}', '{"n": [1]}', anything) == 0.0
 
 
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "1e999", "NaN", "-Infinity"])
+def test_numbers_that_no_float_holds_are_scored_and_no_error(number: str) -> None:
+    """Such a reply would end its episode as an infrastructure failure, which is not trained."""
+    schema = {"properties": {"n": {"multipleOf": 0.5}}}
+    assert json_schema(f'{{"n": {number}}}', schema) == 0.0
+    assert json_schema("NaN", True) == json_schema("[Infinity]", True) == 0.0
+    test = ProgramTest("", "", 1.0, is_text=False)
+    assert not test.passes(f"tailrace-result:{number}")
+    assert not test.passes("tailrace-result:true")
+    assert test._replace(expected=float("inf")).passes("tailrace-result:Infinity")
+    assert not test._replace(expected=float("nan")).passes("tailrace-result:NaN")
+
+
+def test_labels_of_options_are_letters_of_either_case() -> None:
+    for choices in (
+        {"a": "Berlin", "b": "Paris"},
+        {"text": ["Berlin", "Paris"], "label": ["(a)", "(b)"]},
+    ):
+        for truth in ("b", "B", 1, "Paris"):
+            assert mcq("Answer: B", truth, {"choices": choices}) == 1.0
+            assert mcq(r"\boxed{b}", truth, {"choices": choices}) == 1.0
+            assert mcq("Answer: A", truth, {"choices": choices}) == 0.0
+
+
 def test_a_schema_is_never_fetched() -> None:
     schema = {"$ref": "https://schemas.example/x.json"}
     with pytest.raises(Unresolvable):

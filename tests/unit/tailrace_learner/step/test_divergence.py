@@ -163,6 +163,20 @@ def test_the_weight_follows_the_divergence() -> None:
     assert far.metrics["kl_coef"] == pytest.approx(0.1 * (1 + 0.2 * 12 / 48))
 
 
+def test_the_weight_never_turns_and_survives_a_step_of_nonsense() -> None:
+    """A horizon shorter than a step made it negative; one token of NaN made it NaN for ever."""
+    near = stepped(GROUPS, init_kl_coef=0.1, target_kl=1e9, kl_horizon=1)
+    assert near.metrics["kl_coef"] == pytest.approx(0.1 * (1 - 0.2))
+    stepper = Stepper(1, init_kl_coef=0.1, target_kl=1e9, kl_horizon=24)
+    prepared = prepared_group(GROUPS[0], stepper.config)
+    prepared.rows[0].ref_logprobs = np.full(len(prepared.rows[0].targets), np.nan, np.float32)
+    stepper.trainer.add(prepared)
+    stepper.trainer.work()
+    metrics = stepper.trainer.finish()
+    assert np.isnan(metrics["kl"])  # type: ignore[call-overload]
+    assert metrics["kl_coef"] == 0.1
+
+
 class Traveller(nn.Module):
     """A model that only remembers where it was sent."""
 

@@ -35,6 +35,12 @@ class Counting(SignDescent):
         for state in self.state.values():
             state["count"] = 1
 
+class Slowing(SignDescent):
+    def step(self):
+        super().step()
+        for group in self.param_groups:
+            group["scale"] *= 0.5
+
 def sign_descent(param_groups, args, *, scale=1.0):
     return SignDescent(param_groups, args.learning_rate, scale)
 
@@ -44,6 +50,7 @@ def counting(param_groups, args):
 SIGN = Optimizer(sign_descent, elementwise=True)
 WHOLE = Optimizer(sign_descent)
 COUNTING = Optimizer(counting)
+SLOWING = Optimizer(lambda param_groups, args: Slowing(param_groups, args.learning_rate, 1.0))
 STRANGE = Optimizer(lambda param_groups, args: object())
 LONELY = Optimizer(lambda param_groups: None)
 """
@@ -141,6 +148,7 @@ def test_an_optimizer_must_fit_the_strategy(
     [
         ({"optimizer": "my_optimizers:STRANGE"}, r"made a object, not a torch\.optim\.Optimizer"),
         ({"optimizer": "my_optimizers:COUNTING"}, "state 'count' is a int"),
+        ({"optimizer": "my_optimizers:SLOWING"}, "changes 'scale' of its param_groups.* not hold"),
         ({"optimizer": "sgd", "optimizer_args": {"momentum": -1.0}}, "Invalid momentum"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from tailrace.config import ChatArgs, ConfigError
+from tailrace_learner.adapters import user_functions
+from tailrace_learner.adapters.model_source import scratch_card
 from tailrace_learner.config import WarmStart
 from tailrace_learner.core.batch.rows import TrainingRow, demonstration_row
 from tailrace_learner.core.step.optimizer import SummedOptimizer
-from tailrace_learner.core.step.warm_start import TooFewDemonstrationsError, warm_start
+from tailrace_learner.core.step.warm_start import DivergedError, TooFewDemonstrationsError, warm_start
 from tests.unit.tailrace_learner.factory import VOCABULARY, config, make_policy
 from tests.unit.tailrace_learner.stepping import weights
+from tests.unit.tailrace_learner.test_checkpoints import SCRATCH
 
 WARM = WarmStart(demonstrations="unused:here", num_steps=12, batch_size=4, learning_rate=1e-2)
 
@@ -40,6 +44,30 @@ def started(
         policy, rows, warm, config(**settings), lambda *step: told.append(step), optimizer
     )
     return told, last, weights(policy.parameters)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (([1, 2, 3], [0, 1]), r"shape \(3,\) with a loss_mask of shape \(2,\)"),
+        (([[1, 2]], [[0, 1]]), r"token_ids of shape \(1, 2\)"),
+        (([1, 107, 3], [0, 1, 1]), "token id 107, which the model lacks"),
+        (([1, -2, 3], [0, 1, 1]), "token id -2"),
+        (([1] * 65, [1] * 65), "65 tokens, and the model reads 64"),
+    ],
+)
+def test_rows_that_the_model_cannot_read_are_the_users_mistake(
+    row: object, reason: str, user_module: Callable[[str, str], str]
+) -> None:
+    """Only the first row is read by `tailrace validate`."""
+    user_module("my_demonstrations", f"def rows(renderer, **given): yield [1], [0]; yield {row}")
+    scratch = msgspec.structs.replace(
+        SCRATCH, config=SCRATCH.config | {"max_position_embeddings": 64, "vocab_size": 107}
+    )
+    card = scratch_card(scratch)
+    warm = msgspec.structs.replace(WARM, demonstrations="my_demonstrations:rows")
+    with pytest.raises(ConfigError, match=f"^learner.warm_start.demonstrations raised .*{reason}"):
+        list(user_functions.demonstrations(warm, card, ChatArgs(), 0))
 
 
 def test_the_loss_falls_and_every_step_is_told() -> None:
@@ -84,3 +112,10 @@ def test_too_few_demonstrations_are_an_error_that_counts_them() -> None:
     with pytest.raises(TooFewDemonstrationsError, match="47 usable rows of 48") as caught:
         started(demonstrations(47))
     assert (caught.value.num_rows, caught.value.num_needed) == (47, 48)
+
+
+def test_a_start_whose_loss_is_no_number_is_an_error_that_says_what_to_change() -> None:
+    """All updates after the first are thrown away, and the run would train a broken model."""
+    far = msgspec.structs.replace(WARM, learning_rate=1e30, warmup_steps=0)
+    with pytest.raises(DivergedError, match=r"learner\.warm_start diverged.* lower learning_rate"):
+        started(demonstrations(48), far)
