@@ -39,6 +39,7 @@ class Session:
         self.ledger = ledger
         self.sampling = sampling  # the session's parameters with the model's end-of-turn ids
         self.refusals: set[str] = set()  # codes of calls that exceeded a limit of the session
+        self.missing: dict[str, LedgerNode] = {}  # masked calls that the log lacks, by id
         self.num_read = 0
         self.is_behind = False  # other replicas appended entries that are not read yet
         self.is_open = True
