@@ -44,6 +44,7 @@ class Session:
         self.is_behind = False  # other replicas appended entries that are not read yet
         self.is_open = True
         self.last_used_s = 0.0
+        self.renewal_due_s = 0.0  # time of the next renewal of its lease while calls are in flight
         self.calls: set[InFlightCall] = set()
         self.by_name: dict[str, InFlightCall] = {}  # calls in flight by name, for retries
         self._nodes: dict[str, LedgerNode] = {}  # in the order of recording
