@@ -190,6 +190,7 @@ class EpisodeHandler:
         _count(task, result)
         if put is PutResult.SETTLED:
             await parts.keeper.keep(trajectory, result)
+        await result.after_settlement()
 
     def _warn_of_unrewarded(self, task: EpisodeTask, rows: Sequence[TokenRow]) -> None:
         """Counts rows of conversations without a reward, and logs the first of each tag."""
