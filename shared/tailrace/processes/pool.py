@@ -1,8 +1,8 @@
 """Child processes with pipes, and a pool of them.
 
 Invariants: each process serves one caller at a time; a process with an error, a cancelled caller or a
-missing answer is killed and replaced, so that the next caller gets a new one, also where a process ended
-unused; no call blocks the event loop.
+missing answer is killed and replaced, so that the next caller gets a new one, also where a process
+ended unused; no call blocks the event loop.
 """
 
 import asyncio
