@@ -3,6 +3,7 @@
 Scoring is idempotent, so a request without an answer is sent again, for as long as the caller waits.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderError, OversizedMessageError
@@ -47,17 +48,24 @@ class RewardClient:
                 if error.code not in _PASSING:
                     return Score(item.episode_id, error=CallError(error.code, str(error)))
                 await backoff.sleep()
-            except OversizedMessageError as error:
-                return Score(item.episode_id, error=CallError(CallErrorCode.INVALID, str(error)))
 
     async def _ask(self, items: Sequence[ScoreItem]) -> Sequence[Score]:
-        reply = await self._bus.request(
-            self._subject,
-            ScoreRequest(tuple(items)),
-            ScoreReply,
-            timeout_s=self._timeout_s,
-            idempotent_retries=_NUM_RETRIES,
-        )
+        """Asks for all scores at once, or for each half, if their texts and rows are too large for one
+        message."""
+        try:
+            reply = await self._bus.request(
+                self._subject,
+                ScoreRequest(tuple(items)),
+                ScoreReply,
+                timeout_s=self._timeout_s,
+                idempotent_retries=_NUM_RETRIES,
+            )
+        except OversizedMessageError as error:
+            if len(items) == 1:
+                return [Score(items[0].episode_id, error=CallError(CallErrorCode.INVALID, str(error)))]
+            middle = len(items) // 2
+            halves = await asyncio.gather(self._ask(items[:middle]), self._ask(items[middle:]))
+            return [*halves[0], *halves[1]]
         return reply.scores
 
 

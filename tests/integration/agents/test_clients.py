@@ -115,6 +115,24 @@ async def test_an_episode_too_long_for_a_message_is_an_error_of_its_own(
     assert small.reward == 2.0
 
 
+async def test_rows_that_are_too_large_together_are_scored_apart(
+    nats_server: ServerProcess, run_name: str, bus: Bus
+) -> None:
+    scores, service = Scores(), make_service(nats_server.url, run_name, "reward")
+    service.endpoint(subjects.score(run_name), ScoreRequest, scores.score)
+
+    def with_row(number: int, size: int) -> ScoreItem:
+        tested = msgspec.structs.replace(item(number).task, row={"tests": "x" * size})
+        return msgspec.structs.replace(item(number), task=tested)
+
+    async with serving(service):
+        client = RewardClient(bus, run_name, timeout_s=5)
+        sizes = [400_000, 400_000, 400_000, 2_000_000, 0]
+        found = await asyncio.gather(*(client.score(with_row(n, s)) for n, s in enumerate(sizes)))
+    assert [score.reward for score in found if score.error is None] == [0.0, 1.0, 2.0, 4.0]
+    assert found[3].error is not None
+
+
 def record(turn: int, reply: str = "Left") -> CallRecord:
     said = ChatMessage("assistant", reply)
     node = LedgerNode(str(turn), "", (), EMPTY, EMPTY, EMPTY, (), FinishReason.STOP, said)
