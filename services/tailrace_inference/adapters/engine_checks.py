@@ -170,7 +170,7 @@ def _reversed(prompt: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 async def _refused_update(calls: Calls, model: Any) -> Check:
-    lacking = next(name for name, _ in model.named_parameters() if ".layers." in f".{name}")
+    lacking = _own_parameter(model)
     tensors = [each for each in _weights(model) if each.name != lacking]
     try:
         await calls.engine.stage(iter(tensors), 3)
@@ -179,6 +179,12 @@ async def _refused_update(calls: Calls, model: Any) -> Check:
         kept = {span.policy_version for span in made.spans} == {2}
         return Check("incomplete update", "refused", "" if kept else "the version changed")
     return Check("incomplete update", "taken", "an update without a tensor must be refused")
+
+
+def _own_parameter(model: Any) -> str:
+    """Name of a parameter that is tied to no other one."""
+    tied = {id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings())}
+    return next(name for name, each in model.named_parameters() if id(each) not in tied)
 
 
 async def _abort(calls: Calls) -> Check:
