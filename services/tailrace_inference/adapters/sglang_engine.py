@@ -96,7 +96,6 @@ class SGLangEngine(StagedEngine):
         self._is_paused = False
         self._is_swapping = False
         self._watching: asyncio.Task[NoReturn] | None = None
-        self._failure: EngineFailedError | None = None  # of a control call
         self._counts = CallCounts()
         self.policy_version = -1
         self._stage = HostStage(self._folder.path, dtype)
@@ -112,6 +111,7 @@ class SGLangEngine(StagedEngine):
     async def start(self) -> None:
         """See `Engine`."""
         os.environ[SERVER_PID] = str(os.getpid())
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             await self._sglang.start()
         except ForeignCodeError as error:
@@ -132,9 +132,9 @@ class SGLangEngine(StagedEngine):
         answered_s = worked_s = time.monotonic()
         cpu_s = 0.0
         while True:
-            await asyncio.sleep(_BEAT_S)
-            if self._failure is not None:
-                raise self._failure
+            await asyncio.wait({self._failure}, timeout=_BEAT_S)
+            if self._failure.done():
+                self._failure.result()
             now_s = time.monotonic()
             seconds, is_working = self._work()
             if is_working and seconds > cpu_s:
@@ -293,14 +293,17 @@ class SGLangEngine(StagedEngine):
             answer.cancel()
             if self._watching.done():
                 self._watching.result()
-            self._failure = EngineFailedError(
-                f"SGLang did not answer a control call in {deadline_s:g} s"
-            )
-            raise self._failure
+            self._fail(f"SGLang did not answer a control call in {deadline_s:g} s")
         if (error := answer.exception()) is not None:
-            self._failure = EngineFailedError(f"SGLang failed a control call: {error}")
-            raise self._failure from error
+            self._fail(f"SGLang failed a control call: {error}")
         return answer.result()
+
+    def _fail(self, reason: str) -> NoReturn:
+        """Ends the watch, so that callers hear of it at once, and raises."""
+        error = EngineFailedError(reason)
+        if not self._failure.done():
+            self._failure.set_exception(error)
+        raise error
 
     def _on_outputs(self, outputs: list[CallOutput]) -> None:
         for output in outputs:
