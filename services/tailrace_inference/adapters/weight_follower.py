@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 import msgspec
 
 from tailrace.bus import BusError
+from tailrace.config import ConfigError
 from tailrace.log import get_logger
 from tailrace.runtime import StopService
 from tailrace.tracing import current_traceparent, span
@@ -134,7 +135,9 @@ class WeightFollower:
         except NotStagedError as error:
             await self._report_failure(policy_version, error)
             return False
-        except (EngineRefusalError, EngineFailedError) as error:
+        except EngineRefusalError as error:  # a restart would end in the same way
+            raise ConfigError(str(error)) from error
+        except EngineFailedError as error:
             raise StopService(1, str(error)) from error
         self._policy_version = policy_version
         fetch_s, stage_s = fetched_s - began_s, staged_s - fetched_s

@@ -8,9 +8,16 @@ from collections.abc import AsyncIterator, Iterable
 import pytest
 
 from tailrace.bus import NoResponderError
+from tailrace.config import ConfigError
+from tailrace.runtime import StopService
 from tailrace.weights import StagedWeights, WeightsUnreachableError
 from tailrace_inference.adapters.weight_follower import WeightFollower
-from tailrace_inference.ports import NamedTensor, WeightMismatchError
+from tailrace_inference.ports import (
+    EngineFailedError,
+    EngineRefusalError,
+    NamedTensor,
+    WeightMismatchError,
+)
 from tailrace_protos.weights import (
     BaseWeights,
     WeightManifest,
@@ -29,6 +36,7 @@ class FakeEngine:
         self.base_version = -1
         self.applied: list[int] = []
         self.refused: set[int] = set()
+        self.error: Exception | None = None  # of the swap
         self._staged = -1
 
     async def stage(
@@ -41,6 +49,8 @@ class FakeEngine:
             self.base_version = policy_version
 
     async def apply(self) -> float:
+        if self.error is not None:
+            raise self.error
         self.applied.append(self._staged)
         return 0.0
 
@@ -75,6 +85,7 @@ class Server:
 
     def __init__(self) -> None:
         self.engine, self.receiver = FakeEngine(), FakeReceiver()
+        self.following: asyncio.Task[None] | None = None
 
         async def on_applied(policy_version: int) -> None:
             """Nobody asks for it here."""
@@ -96,10 +107,10 @@ class Server:
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
     made = Server()
-    following = asyncio.create_task(made.follower.follow())
+    made.following = asyncio.create_task(made.follower.follow())
     yield made
-    following.cancel()
-    await asyncio.wait({following})
+    made.following.cancel()
+    await asyncio.wait({made.following})
 
 
 def manifest(policy_version: int, base_version: int | None = None) -> WeightManifest:
@@ -143,3 +154,22 @@ async def test_a_version_without_room_to_fetch_it_is_reported_and_comes_with_the
     assert not failed.damaged
     assert (await server.told(WeightsAvailable(manifest(1), SOURCE))).error == ""
     assert server.engine.applied == [1]
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (EngineRefusalError("its logits differ: take another engine"), ConfigError),
+        (EngineFailedError("half of it is copied"), StopService),
+    ],
+    ids=repr,
+)
+async def test_a_restart_follows_a_failed_swap_but_no_model_that_cannot_run(
+    server: Server, error: Exception, end: type[Exception]
+) -> None:
+    server.engine.error = error
+    await server.follower.on_published(WeightsAvailable(manifest(1), SOURCE))
+    assert server.following is not None
+    with pytest.raises(end, match=str(error)):
+        async with asyncio.timeout(10):
+            await server.following
