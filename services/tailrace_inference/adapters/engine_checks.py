@@ -99,9 +99,28 @@ async def check_engine(folder: Path, config: InferenceConfig) -> list[Check]:
         found = [Check("start", f"{time.monotonic() - began_s:.1f} s")]
         calls = Calls(engine, int(text.vocab_size), min(max_len, config.max_model_len or max_len))
         tolerance = _TOLERANCE["float32" if _is_float32(config) else "bfloat16"]
-        return [*found, *[check async for check in _checks(calls, model, tolerance, config)]]
+        return [*found, *await _while_alive(engine, _checks(calls, model, tolerance, config))]
     finally:
         await engine.close()
+
+
+async def _while_alive(engine: Engine, checks: AsyncIterator[Check]) -> list[Check]:
+    """All checks; raises the error of an engine that dies meanwhile, for which they would wait."""
+
+    async def collect() -> list[Check]:
+        return [check async for check in checks]
+
+    watching: asyncio.Task[Any] = asyncio.create_task(engine.watch())
+    checking = asyncio.create_task(collect())
+    try:
+        await asyncio.wait({watching, checking}, return_when=asyncio.FIRST_COMPLETED)
+        if not checking.done():
+            raise ConfigError(f"the engine died in the checks: {watching.exception()}")
+        return checking.result()
+    finally:
+        for task in (watching, checking):
+            task.cancel()
+        await asyncio.wait({watching, checking})
 
 
 def _is_float32(config: InferenceConfig) -> bool:
