@@ -119,6 +119,7 @@ class TorchEngine(SteppedBase):
         """See `SteppedEngine`; weights and cache may wake up elsewhere in memory."""
         if self._graphs is not None:
             self._graphs.forget()
+        self._model.forward.refresh()  # one of rows keeps caches of its own
         super().sleep()
 
     def _release(self, episode_ids: Sequence[str]) -> None:

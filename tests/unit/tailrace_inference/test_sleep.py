@@ -121,3 +121,21 @@ def test_the_statistics_that_another_thread_asks_for_change_nothing() -> None:
     batch._active = None
     assert client.engine.stats().used_tokens == len(asked.prompt) + 1
     assert batch._active is None
+
+
+def test_a_sleep_gives_up_the_caches_that_a_model_keeps_itself() -> None:
+    model = make_model()
+    client = Client(make_engine(model, forward="rows"))
+    engine = client.engine
+    asked = client.ask([3, 4, 5], 12)
+    for _ in range(5):
+        engine.step()
+    assert engine._model.forward._kept  # type: ignore[attr-defined]
+    engine.pause()
+    engine.sleep()
+    assert not engine._model.forward._kept  # type: ignore[attr-defined]
+    engine.wake()
+    engine.resume()
+    client.finish()
+    wanted = own_logprobs(model, asked.ids)[-12:]
+    np.testing.assert_allclose(asked.generation.inference_logprobs, wanted, atol=1e-4)
