@@ -1,7 +1,7 @@
 """Checks of an engine with a model folder, for `tailrace doctor --engine`.
 
 Runs in the environment of the engine: `python -m tailrace_inference.adapters.engine_checks FOLDER
-ENGINE ARGUMENTS`. The last line of its output is a JSON list of `Check`. The judge is the model's own
+ENGINE ARGUMENTS`. The last line that it writes is a JSON list of `Check`. The judge is the model's own
 forward in transformers, on the CPU.
 """
 
@@ -289,7 +289,7 @@ def main(argv: list[str]) -> int:
     except (ConfigError, msgspec.ValidationError) as error:
         sys.stdout.write(f"error: {error}\n")
         return 2
-    sys.stdout.write(msgspec.json.encode(checks).decode() + "\n")
+    sys.stdout.write(f"\n{msgspec.json.encode(checks).decode()}\n")
     return 0
 
 
