@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from tailrace.channel.generation import Generation, TokenBuffer
@@ -200,9 +201,12 @@ async def _refused_update(calls: Calls, model: Any) -> Check:
     return Check("incomplete update", "taken", "an update without a tensor must be refused")
 
 
-def _own_parameter(model: Any) -> str:
+def _own_parameter(model: nn.Module) -> str:
     """Name of a parameter that is tied to no other one."""
-    tied = {id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings())}
+    causal: Any = model
+    tied = {
+        id(layer.weight) for layer in (causal.get_input_embeddings(), causal.get_output_embeddings())
+    }
     return next(name for name, each in model.named_parameters() if id(each) not in tied)
 
 

@@ -99,7 +99,7 @@ class FailingEngine:
 
 async def test_a_server_whose_engine_does_not_wake_up_ends(tmp_path: Path) -> None:
     """Its calls are held: it would keep them, and say that it is ready."""
-    learner, server = (DeviceTurn(tmp_path, "host", role) for role in ("learner", "server"))  # type: ignore[arg-type]
+    learner, server = (DeviceTurn(tmp_path, "host", role) for role in ("learner", "server"))
     await server.take()
     sleeping = asyncio.create_task(Sleeper(FailingEngine(), server).run())  # type: ignore[arg-type]
     async with asyncio.timeout(10):
