@@ -217,6 +217,8 @@ def offers(sandbox: Sandbox, config: SandboxConfig) -> tuple[ToolOffer, ...]:
 
 
 def _work(mode: str, code: str, arguments: dict[str, Any], limits: CallLimits) -> Work:
+    if "shell" in mode and "\0" in code:
+        raise ValueError("command: it holds a null character, which no command line can")
     files = {name: _bytes_of(name, content) for name, content in arguments.get("files", {}).items()}
     if sum(map(len, files.values())) > limits.max_transfer_bytes:
         raise ValueError(f"files: more than {limits.max_transfer_bytes} bytes")
