@@ -64,6 +64,20 @@ def test_keda_reads_the_work_queue_and_the_exported_number(render: Render) -> No
     assert spec["maxReplicaCount"] == 9
 
 
+def test_keda_may_scale_to_none_and_asks_no_server_that_is_brought(render: Render) -> None:
+    targets = {"agents": {"min_replicas": 0, "max_replicas": 9}}
+    change = {
+        "nats": {"external": {"url": "nats://elsewhere:4222"}},
+        "experiment": {"autoscaler": {"targets": targets}},
+    }
+    keda = {"autoscaling": {"enabled": True, "mode": "keda", "prometheusUrl": "http://p"}}
+    spec = render("laptop-cpu", change, keda)["ScaledObject", "demo-agents"]["spec"]
+    assert spec["minReplicaCount"] == 0
+    assert [trigger["type"] for trigger in spec["triggers"]] == ["prometheus"]
+    hpa = render("laptop-cpu", change, {"autoscaling": {"enabled": True, "mode": "hpa"}})
+    assert hpa["HorizontalPodAutoscaler", "demo-agents"]["spec"]["minReplicas"] == 1
+
+
 def test_keda_reaches_the_monitor_of_nats_and_nobody_else_does(render: Render) -> None:
     scaling = {"enabled": True, "mode": "keda", "prometheusUrl": "http://prometheus:9090"}
 

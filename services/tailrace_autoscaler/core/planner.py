@@ -2,8 +2,8 @@
 
 Invariants: a count stays within its bounds; it rises only after it was wanted higher for `up_after_s`,
 and falls only to the highest count wanted during `down_after_s`, so that a short lull or burst moves
-nothing; inference servers change by one at a time; without a fresh observation nothing changes; of a
-target whose replicas nobody tells there is no count until it was observed for `up_after_s`, so that a new
+nothing; inference servers change by one at a time; without a fresh observation nothing changes; a
+target whose replicas nobody tells has no count until it was observed for `up_after_s`, so that a new
 planner begins with what is there.
 
 Agents and sandboxes follow the episodes, running and waiting. Inference servers follow the learner:
