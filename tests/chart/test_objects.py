@@ -79,7 +79,9 @@ def test_changed_keys_of_a_pool_restart_its_servers_alone(render: Render) -> Non
 def test_changed_modules_restart_their_importers(render: Render) -> None:
     def annotations(text: str, name: str) -> dict[str, str]:
         objects = render("laptop-cpu", {"userCode": {"files": {"my_reward.py": text}}})
-        found: dict[str, str] = objects["Deployment", name]["spec"]["template"]["metadata"]["annotations"]
+        found: dict[str, str] = objects["Deployment", name]["spec"]["template"]["metadata"][
+            "annotations"
+        ]
         return found
 
     assert annotations("a = 1", "demo-reward") != annotations("a = 2", "demo-reward")
