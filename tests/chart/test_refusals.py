@@ -62,6 +62,10 @@ WRONG = {
          "experiment": {"autoscaler": {"targets": {"inference-big": {"max_replicas": 2}}}}},
         "inference-big",
     ),
+    "sandbox of containers in a pod": (
+        {"sandbox": {"replicas": 1}, "experiment": {"sandbox": {"backend": "docker"}}},
+        "experiment.sandbox.backend is docker",
+    ),
     "KEDA without Prometheus": (
         {"autoscaling": {"enabled": True, "mode": "keda"},
          "experiment": {"autoscaler": {"targets": {"sandbox": {"max_replicas": 2}}}}},
