@@ -256,7 +256,9 @@ def _notes(outcome: Execution, limits: dict[str, float]) -> list[str]:
     if outcome.reason in _ENDED_ALONE:
         notes.append(_ENDED_ALONE[outcome.reason].format(**limits))
     elif outcome.reason:
-        notes.append(f"ended because {_REASONS[outcome.reason].format(**limits)}")
+        known = _REASONS.get(outcome.reason)  # not one of a user's backend
+        why = outcome.reason if known is None else known.format(**limits)
+        notes.append(f"ended because {why}")
     elif outcome.exit_code < 0:
         notes.append(f"ended by {_signal(-outcome.exit_code)}")
     elif outcome.exit_code:

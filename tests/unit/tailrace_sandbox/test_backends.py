@@ -12,6 +12,7 @@ from tailrace_sandbox.adapters.backends import open_sandbox
 from tailrace_sandbox.adapters.box import BoxAnswer, BoxCommand
 from tailrace_sandbox.adapters.box_files import collected
 from tailrace_sandbox.adapters.docker import DockerBoxes, has_ended, own_process, run_command
+from tailrace_sandbox.adapters.tools import PythonTool
 from tailrace_sandbox.config import AgentSandboxConfig, CallLimits, DockerConfig, SandboxConfig
 from tailrace_sandbox.ports import Execution, SandboxLostError, SandboxSession, Work
 
@@ -28,6 +29,8 @@ class EchoSandbox:
         self.started = True
 
     async def run(self, work: Work) -> Execution:
+        if work.code == "full":
+            return Execution(1, reason="the {queue} is full")
         return Execution(0, f"{self._mark}{work.code} {self._wall_s:g}")
 
     async def open_session(self, mode: str = "session", image: str = "") -> SandboxSession:
@@ -47,6 +50,12 @@ async def test_a_class_of_the_user_is_a_backend() -> None:
     assert isinstance(sandbox, EchoSandbox)
     assert sandbox.started
     assert (await sandbox.run(Work("python", "code", 1.0))).stdout == "> code 7"
+
+
+async def test_reasons_of_a_users_backend_are_told_in_its_words() -> None:
+    config = SandboxConfig(backend=OWN, backend_args={"mark": ""})
+    result = await PythonTool(EchoSandbox(config, ""), config).execute({"code": "full"})
+    assert (result.content, result.is_error) == ("[ended because the {queue} is full]", True)
 
 
 async def test_a_backend_that_is_not_there_is_named() -> None:
