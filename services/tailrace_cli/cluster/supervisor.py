@@ -67,7 +67,7 @@ class _Failures:
     @property
     def delay_s(self) -> float:
         """Time until the process is started again."""
-        return min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (self.num_recent - 1))
+        return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** (self.num_recent - 1))
 
     def add(self, now_s: float, *, was_ready: bool, expects_progress: bool) -> str:
         """Count an end; returns how often, if that is too often."""
