@@ -217,6 +217,8 @@ def offers(sandbox: Sandbox, config: SandboxConfig) -> tuple[ToolOffer, ...]:
 
 
 def _work(mode: str, code: str, arguments: dict[str, Any], limits: CallLimits) -> Work:
+    if "shell" in mode and "\0" in code:
+        raise ValueError("command: it holds a null character, which no command line can")
     files = {name: _bytes_of(name, content) for name, content in arguments.get("files", {}).items()}
     if sum(map(len, files.values())) > limits.max_transfer_bytes:
         raise ValueError(f"files: more than {limits.max_transfer_bytes} bytes")
@@ -254,7 +256,9 @@ def _notes(outcome: Execution, limits: dict[str, float]) -> list[str]:
     if outcome.reason in _ENDED_ALONE:
         notes.append(_ENDED_ALONE[outcome.reason].format(**limits))
     elif outcome.reason:
-        notes.append(f"ended because {_REASONS[outcome.reason].format(**limits)}")
+        known = _REASONS.get(outcome.reason)  # not one of a user's backend
+        why = outcome.reason if known is None else known.format(**limits)
+        notes.append(f"ended because {why}")
     elif outcome.exit_code < 0:
         notes.append(f"ended by {_signal(-outcome.exit_code)}")
     elif outcome.exit_code:
