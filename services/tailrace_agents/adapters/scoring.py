@@ -10,13 +10,12 @@ from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderErro
 from tailrace.policy.batching import Batcher
 from tailrace.retry import Backoff
 from tailrace_protos import subjects
-from tailrace_protos.base import encode
 from tailrace_protos.generation import CallError, CallErrorCode
 from tailrace_protos.reward import Score, ScoreItem, ScoreReply, ScoreRequest
 
 _DELAY_S = 0.002
 _MAX_ITEMS = 256
-_MAX_BYTES = 512 * 1024  # of one request; a larger item goes alone
+_MAX_TEXT_CHARS = 128 * 1024  # of one request; UTF-8 has at most four bytes a character
 _NUM_RETRIES = 2
 _PASSING = (CallErrorCode.OVERLOADED, CallErrorCode.NOT_READY)
 
@@ -32,8 +31,8 @@ class RewardClient:
             self._ask,
             delay_s=_DELAY_S,
             max_items=_MAX_ITEMS,
-            size_of=_num_bytes,
-            max_size=_MAX_BYTES,
+            size_of=_num_chars,
+            max_size=_MAX_TEXT_CHARS,
         )
 
     async def score(self, item: ScoreItem) -> Score:
@@ -69,6 +68,5 @@ class RewardClient:
         return reply.scores
 
 
-def _num_bytes(item: ScoreItem) -> int:
-    """Size of the item in a message: its row may be larger than its conversation."""
-    return len(encode(item))
+def _num_chars(item: ScoreItem) -> int:
+    return sum(len(message.content) for message in item.messages)
