@@ -132,9 +132,7 @@ class SGLangEngine(StagedEngine):
         answered_s = worked_s = time.monotonic()
         cpu_s = 0.0
         while True:
-            await asyncio.wait({self._failure}, timeout=_BEAT_S)
-            if self._failure.done():
-                self._failure.result()
+            await self._beat()
             now_s = time.monotonic()
             seconds, is_working = self._work()
             if is_working and seconds > cpu_s:
@@ -147,6 +145,12 @@ class SGLangEngine(StagedEngine):
             limit_s = _LOAD_S if self._is_swapping else _BUSY_S
             if (silent_s > _SILENT_S and now_s - worked_s > _SILENT_S) or silent_s > limit_s:
                 raise EngineFailedError(f"SGLang has not answered for {silent_s:.1f} s")
+
+    async def _beat(self) -> None:
+        """Waits for the next look; raises the error of a control call that has failed."""
+        failed, _ = await asyncio.wait({self._failure}, timeout=_BEAT_S)
+        for failure in failed:
+            failure.result()
 
     def _work(self) -> tuple[float, bool]:
         """CPU seconds of the processes, and whether none is stopped; raises `EngineFailedError`."""

@@ -256,9 +256,7 @@ def _notes(outcome: Execution, limits: dict[str, float]) -> list[str]:
     if outcome.reason in _ENDED_ALONE:
         notes.append(_ENDED_ALONE[outcome.reason].format(**limits))
     elif outcome.reason:
-        known = _REASONS.get(outcome.reason)  # not one of a user's backend
-        why = outcome.reason if known is None else known.format(**limits)
-        notes.append(f"ended because {why}")
+        notes.append(f"ended because {_why(outcome.reason, limits)}")
     elif outcome.exit_code < 0:
         notes.append(f"ended by {_signal(-outcome.exit_code)}")
     elif outcome.exit_code:
@@ -268,6 +266,12 @@ def _notes(outcome: Execution, limits: dict[str, float]) -> list[str]:
     if outcome.exit_code and any(words in outcome.stderr for words in _NO_NETWORK):
         notes.append("the sandbox has no network")
     return notes
+
+
+def _why(reason: str, limits: dict[str, float]) -> str:
+    """Text of a reason; one of a user's own backend is its text."""
+    known = _REASONS.get(reason)
+    return reason if known is None else known.format(**limits)
 
 
 def _signal(number: int) -> str:

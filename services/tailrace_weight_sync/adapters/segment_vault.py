@@ -137,8 +137,11 @@ class SegmentVault:
             self._deltas.clear()
         delta, payload = await bulk(after.num_bytes, encode_delta, before, after, old, new)
         self._deltas.append((delta, memoryview(payload)))
+        self._shorten_chain(self._max_delta_share * after.num_bytes)
+
+    def _shorten_chain(self, limit: float) -> None:
+        """Forgets the oldest deltas beyond the longest chain and `limit` bytes."""
         del self._deltas[:-_MAX_CHAIN]
-        limit = self._max_delta_share * after.num_bytes
         while sum(each.num_bytes for each, _ in self._deltas) > limit:
             del self._deltas[0]
 

@@ -92,10 +92,8 @@ def stated_number(reply: str, strict: bool = False) -> str | None:
 def is_equal(answer: str, truth: str) -> bool:
     """True if two LaTeX or plain texts mean the same: numbers, expressions, intervals, sets, words."""
     plain = _plain(answer), _plain(truth)
-    if not all(plain):
-        return False
-    if plain[0] == plain[1]:
-        return True
+    if not all(plain) or plain[0] == plain[1]:
+        return all(plain)
     ours, theirs = quantity(answer), quantity(truth)
     if ours is not None and theirs is not None:
         return ours.equals(theirs)

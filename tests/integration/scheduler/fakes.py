@@ -328,7 +328,7 @@ class FakeRun:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        # Once is not enough: `wait_for` of Python 3.11, in nats-py, loses one that comes with its timeout.
+        # Once is not enough: `wait_for` of Python 3.11, in nats-py, loses one that meets its timeout.
         while running := [task for task in self._tasks if not task.done()]:
             for task in running:
                 task.cancel()
