@@ -124,6 +124,8 @@ class SGLangThread:
         try:
             with foreign_code("SGLang"):
                 engine = _NoDetokenizer(**self._arguments)
+                pids = engine.get_all_child_pids()
+                self.processes = [psutil.Process(pid) for pid in pids]  # one may have died already
                 atexit.unregister(engine.shutdown)  # it kills all children of this process
                 engine.tokenizer_manager._subprocess_watchdog.stop()
                 engine.tokenizer_manager.load_snapshot_reader.read(0)  # both sides hold the file now
@@ -138,7 +140,6 @@ class SGLangThread:
             logging.root.setLevel(level)
         self._engine, self._manager = engine, engine.tokenizer_manager
         self._loop.call_soon(self._manager.auto_create_handle_loop)  # it takes the loop that runs
-        self.processes = [psutil.Process(pid) for pid in engine.get_all_child_pids()]
         self._ready.set_result(None)
         self._loop.run_forever()
 

@@ -35,6 +35,7 @@ T = TypeVar("T")
 SERVER_PID = "TAILRACE_SERVER_PID"  # names this server to the processes of an engine
 FOLLOWER_FOLDER = "TAILRACE_FOLLOWER_FOLDER"  # the versions, on a node that only computes
 _WATCH_S = 1.0  # between two looks at the server
+_KILL_S = 0.5  # between two kills of what a start begins
 _MEMORY = Path("/dev/shm")
 _FOLDER, _LOCK = "tailrace-weights-", "lock"
 NUM_FILES = 2  # the version that is staged, and the one before
@@ -74,13 +75,20 @@ def kill_children(others: Collection[int] = ()) -> None:
 
 
 async def unless_failed(build: Callable[[], T], failure: asyncio.Future[Any]) -> T:
-    """Runs `build` in a thread. If `failure` comes first, it raises that, and kills what was begun."""
+    """Runs `build` in a thread. If `failure` comes first, it raises that, and kills what was begun.
+
+    It does so too if it is cancelled: the process could not end before its thread.
+    """
     others = {child.pid for child in psutil.Process().children(recursive=True)}
     building = asyncio.create_task(asyncio.to_thread(build))
-    await asyncio.wait({building, failure}, return_when=asyncio.FIRST_COMPLETED)
-    if not building.done():
-        kill_children(others)
-        await asyncio.wait({building})
+    try:
+        await asyncio.wait({building, failure}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        is_late = not building.done()
+        while not building.done():  # it may begin more of them
+            kill_children(others)
+            await asyncio.wait({building}, timeout=_KILL_S)
+    if is_late:
         failure.result()
     return building.result()
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from tailrace.weights import TensorBytes
-from tailrace_inference.adapters.staging import HostStage, write_model_folder
-from tailrace_inference.ports import WeightMismatchError
+from tailrace_inference.adapters.staging import HostStage, unless_failed, write_model_folder
+from tailrace_inference.ports import EngineFailedError, WeightMismatchError
 from tailrace_protos.weights import ModelCard
 from tests.contract.engine.harness import make_card, make_model, weights_of
 
@@ -72,3 +76,24 @@ def test_an_update_that_does_not_fit_writes_no_file(stage: HostStage) -> None:
         stage.write(iter(weights_of(make_model(1))[1:]), 1, None)
     assert [each.name for each in path.parent.glob("*.safetensors")] == [path.name]
     stage.close()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_an_engine_that_still_starts_is_killed_when_the_server_fails_or_stops(
+    fails: bool,
+) -> None:
+    """The thread in which it starts would hold the process until the end of the start."""
+    failure = asyncio.get_running_loop().create_future()
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    others = {each.pid for each in psutil.Process().children()}
+    starting = asyncio.create_task(unless_failed(lambda: subprocess.run(command, check=False), failure))
+    async with asyncio.timeout(30):
+        while not {each.pid for each in psutil.Process().children()} - others:
+            await asyncio.sleep(0.01)
+        if fails:
+            failure.set_exception(EngineFailedError("a node is lost"))
+        else:
+            starting.cancel()
+        with pytest.raises(EngineFailedError if fails else asyncio.CancelledError):
+            await starting
+        assert not {each.pid for each in psutil.Process().children()} - others
