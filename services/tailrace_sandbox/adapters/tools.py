@@ -219,6 +219,10 @@ def offers(sandbox: Sandbox, config: SandboxConfig) -> tuple[ToolOffer, ...]:
 def _work(mode: str, code: str, arguments: dict[str, Any], limits: CallLimits) -> Work:
     if "shell" in mode and "\0" in code:
         raise ValueError("command: it holds a null character, which no command line can")
+    outputs = tuple(arguments.get("outputs", ()))
+    for key, names in (("files", arguments.get("files", {})), ("outputs", outputs)):
+        if any("\0" in name for name in names):
+            raise ValueError(f"{key}: a path holds a null character, which no file can")
     files = {name: _bytes_of(name, content) for name, content in arguments.get("files", {}).items()}
     if sum(map(len, files.values())) > limits.max_transfer_bytes:
         raise ValueError(f"files: more than {limits.max_transfer_bytes} bytes")
@@ -228,7 +232,7 @@ def _work(mode: str, code: str, arguments: dict[str, Any], limits: CallLimits) -
         min(arguments.get("timeout_s", limits.wall_s), limits.max_wall_s),
         arguments.get("stdin", ""),
         files,
-        tuple(arguments.get("outputs", ())),
+        outputs,
     )
 
 

@@ -58,6 +58,19 @@ async def test_reasons_of_a_users_backend_are_told_in_its_words() -> None:
     assert (result.content, result.is_error) == ("[ended because the {queue} is full]", True)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"outputs": ["a\0*"]}, "outputs: a path holds a null"),
+        ({"files": {"a\0b": "text"}}, "files: a path holds a null"),
+    ],
+)
+async def test_paths_that_no_file_has_are_told(arguments: dict[str, Any], words: str) -> None:
+    config = SandboxConfig(backend=OWN, backend_args={"mark": ""})
+    with pytest.raises(ValueError, match=words):
+        await PythonTool(EchoSandbox(config, ""), config).execute({"code": "1", **arguments})
+
+
 async def test_a_backend_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match=r"sandbox\.backend.*NoSandbox"):
         await open_sandbox(SandboxConfig(backend=f"{__name__}:NoSandbox"), "test")
