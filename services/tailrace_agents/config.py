@@ -93,7 +93,7 @@ class LoopArgs(Config, frozen=True, kw_only=True):
     max_turns: int = 16
     """Model calls of an episode; then it ends as a policy failure."""
 
-    tool_timeout_s: float = 60.0
+    tool_timeout_s: float = 75.0
     """Time limit of one tool call; after it the model reads that the call took too long. A shorter
     `timeout_s` of the tool itself takes precedence."""
 
