@@ -30,7 +30,7 @@ measured on held-out tasks, sampled at temperature 1 and greedy, before reinforc
 the last step, beside that of simple players on the same tasks. Held-out lakes differ in two cells or more
 from every train lake and its mirror images and rotations; held-out Sokoban levels have other walls;
 held-out WebShop goals are of products that training never shows; held-out sums are other questions. The commit is that of the code that
-ran. Seconds stand only beside runs that had the machine to themselves.
+ran. Seconds with <= are those of a run beside other work, which slows it.
 
 | environment | algorithm | seed | sampled before | greedy before | sampled after | greedy after | best simple player | seconds, warm start included | commit |
 |---|---|---|---|---|---|---|---|---|---|
@@ -109,7 +109,7 @@ def _row(recipe: Recipe, outcome: Outcome) -> str:
         f"{outcome.curve[-1][1]:.3f}",
         f"{outcome.greedy[-1][1]:.3f}",
         f"{outcome.best_baseline:.3f}",
-        f"{outcome.total_s:.0f}" if outcome.had_machine else "",
+        f"{'' if outcome.had_machine else '<= '}{outcome.total_s:.0f}",
         outcome.commit[:8] or "unknown",
     )
     return f"| {' | '.join(cells)} |"

@@ -145,6 +145,7 @@ class ExportSession(Message, frozen=True, tag="export_session"):
     export_style: ExportStyle = ExportStyle.INDIVIDUAL
     turn_discount: Finite = 1.0
     reward_scope: RewardScope = RewardScope.EPISODE
+    api_key: str = ""  # only the session that this key opens: a later one may have its id; empty: any
 
 
 class SessionExport(Message, frozen=True, tag="session_export"):

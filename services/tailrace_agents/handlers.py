@@ -74,6 +74,11 @@ class StoredJournal:
         if result is not AppendResult.APPENDED:
             raise EpisodeTakenError(self._episode_id, result.value)
 
+    async def require_own(self) -> None:
+        """See `EpisodeJournal`."""
+        if not await self._journal.is_writer(self._episode_id):
+            raise EpisodeTakenError(self._episode_id, AppendResult.FENCED.value)
+
     async def clear(self) -> None:
         """See `EpisodeJournal`."""
         await self._journal.clear(self._episode_id)
@@ -185,6 +190,7 @@ class EpisodeHandler:
         _count(task, result)
         if put is PutResult.SETTLED:
             await parts.keeper.keep(trajectory, result)
+        await result.after_settlement()
 
     def _warn_of_unrewarded(self, task: EpisodeTask, rows: Sequence[TokenRow]) -> None:
         """Counts rows of conversations without a reward, and logs the first of each tag."""

@@ -34,6 +34,9 @@ class EpisodeJournal(Protocol):
     async def append(self, record: JournalRecord) -> None:
         """Keeps a record durably; raises `EpisodeTakenError` if another worker has the episode."""
 
+    async def require_own(self) -> None:
+        """Raises `EpisodeTakenError` if another worker has loaded the records since."""
+
     async def clear(self) -> None:
         """Deletes all records."""
 
@@ -49,6 +52,9 @@ class NoJournal:
 
     async def append(self, record: JournalRecord) -> None:
         """Keeps nothing."""
+
+    async def require_own(self) -> None:
+        """Does nothing: no other worker loads them."""
 
     async def clear(self) -> None:
         """Deletes nothing."""

@@ -88,7 +88,7 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     drain_s: float = 10.0
     """Time for services to finish or return their work before they are killed."""
 
-    max_restarts: int = 20
+    max_restarts: int = 10
     """Restarts of one service within `restart_window_s` before the cluster gives up."""
 
     restart_window_s: float = 60.0

@@ -4,7 +4,6 @@ A run goes on while a process holds the lock `state/lock`, whose content is that
 whose machine died is never shown as running. How a run ended is the newest of its start and end events.
 """
 
-import errno
 import fcntl
 import json
 from collections.abc import Iterator
@@ -46,15 +45,9 @@ class RunFolder:
         lock = self.path / "state" / "lock"
         if not lock.exists():
             return 0
-        try:
-            opened = lock.open("r+")
-        except OSError as error:
-            if error.errno == errno.EROFS:  # nobody could have written there
-                return 0
-            raise
-        with opened as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with lock.open() as file:
+            try:  # shared: two that look do not take each other for the run
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return int(file.read().strip() or 0)
         return 0
@@ -146,7 +139,7 @@ def find_run(name: str, output_dir: str) -> RunFolder:
     """Run of this name below `output_dir`, or in this directory. ConfigError: there is none."""
     for path in (Path(name), Path(output_dir) / name):
         if (path / "config.yaml").is_file():
-            return RunFolder(path)
+            return RunFolder(path if path.name else path.absolute())  # `.` has no name
     known = ", ".join(run.path.name for run in runs_in(output_dir)) or "none"
     raise ConfigError(
         f"no run {name!r} in {output_dir} (runs there: {known}): give its directory, or --output-dir"

@@ -175,12 +175,15 @@ def read_health(run_dir: Path) -> Health:
 
 def _health_events(path: Path) -> Iterator[EventBody]:
     decoder = msgspec.json.Decoder(Event)
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        if any(mark in line for mark in HEALTH_MARKS):
-            try:
-                yield decoder.decode(line).body
-            except msgspec.DecodeError:  # torn: the writer was killed
-                return
+    if not path.exists():
+        return
+    with path.open("rb") as lines:  # one by one: the log of a long run is large
+        for line in lines:
+            if any(mark in line for mark in HEALTH_MARKS):
+                try:
+                    yield decoder.decode(line).body
+                except msgspec.DecodeError:  # torn: the writer was killed
+                    return
 
 
 def _left_out(body: EvaluationFinished) -> dict[str, str]:

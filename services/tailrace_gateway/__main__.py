@@ -21,6 +21,7 @@ from tailrace.store import Blobs, OutsideEpisodes, SessionLogs, StoreConnection,
 from tailrace_gateway import metrics
 from tailrace_gateway.adapters.app import GatewayApp
 from tailrace_gateway.adapters.episodes import EpisodeRoutes
+from tailrace_gateway.adapters.lease_keeper import LeaseKeeper
 from tailrace_gateway.adapters.model_calls import model_call_routes
 from tailrace_gateway.adapters.server import HttpServer, bind
 from tailrace_gateway.adapters.sessions import SessionRoutes
@@ -112,13 +113,15 @@ class _Gateway:
         self._calls = gateway.calls
         handler = SessionHandler(gateway, store, self._url, self._announce, partial(_put_blob, blobs))
         reader = TrajectoryReader(renderers.chat, card)
-        self._listen(gateway, handler, renderers.chat, OutsideEpisodes(redis, self._run), reader)
+        episodes = OutsideEpisodes(redis, self._run)
+        self._listen(gateway, handler, renderers.chat, episodes, reader)
         self._declare(handler)
         service.loop(
             "report",
             Reporter(service.bus, self._run, service.instance_id, stages, self._leases).run,
         )
         service.loop("reap", partial(_reap, gateway.sessions))
+        service.loop("leases", LeaseKeeper(gateway.sessions, episodes, SystemClock()).run)
         _export(gateway)
 
     def _identity(self, renderer: Renderer) -> Identity:

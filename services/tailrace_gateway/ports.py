@@ -75,8 +75,9 @@ class SessionStore(Protocol):
     async def unclaim(self, session_id: str, name: str, holder: str) -> None:
         """Release the claim if `holder` has it."""
 
-    async def finish(self, session_id: str) -> bool:
-        """Close a session for appends; return False if there is none."""
+    async def finish(self, session_id: str, key_hash: str = "") -> bool:
+        """Close a session for appends; return False if there is none. With the hash of a key, close
+        only the session that this key opens."""
 
     async def delete(self, session_id: str, nonce: str = "") -> None:
         """Delete a session; with a nonce, only the session that has it."""

@@ -5,11 +5,12 @@ import os
 import sys
 import time
 import uuid
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from prometheus_client import REGISTRY
 
+from tailrace.bus import BusError
 from tailrace.config import ConfigError
 from tailrace.device_turn import DeviceTurn
 from tailrace.log import get_logger
@@ -33,6 +34,7 @@ from tailrace_protos.weights import ModelCard, WeightsAvailable
 
 log = get_logger(__name__)
 
+_TELL_S = 2.0  # for the registry to hear that this server leaves
 _HOOK_MARGIN_S = ABORT_S + 5.0  # beyond `drain_s`, to send last chunks and close sockets
 
 
@@ -171,7 +173,8 @@ class _Process:
 
     async def leave(self) -> None:
         """Finishes calls within `drain_s`, aborts the rest and closes; new calls are refused."""
-        await self.service.bus.registry.put(self.status())
+        with suppress(TimeoutError, BusError):  # nats-server may be away; calls go on over ZMQ
+            await asyncio.wait_for(self.service.bus.registry.put(self.status()), _TELL_S)
         if not self.failed:
             await self.handler.finish(self.config.drain_s)
         await self.listeners.stop()

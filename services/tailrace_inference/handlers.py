@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from tailrace.bus import CallFailedError
 from tailrace.channel import ChunkSink, GenerateHandler
@@ -76,7 +76,10 @@ class InferenceHandler:
         on_chunk = self._forward(request, sink)
         if is_recorded(request.traceparent):
             on_chunk = traced(request, on_chunk)
-        self._engine.submit(request, on_chunk)
+        with ExitStack() as undo:
+            undo.callback(self._forget, request.call_id)
+            self._engine.submit(request, on_chunk)
+            undo.pop_all()
 
     @property
     def num_recomputed_tokens(self) -> int:
@@ -135,9 +138,7 @@ class InferenceHandler:
             if turn is not None:
                 turn.take(chunk)
             if chunk.finish_reason is not None or chunk.error is not None:
-                self._open.pop(request.call_id, None)
-                if not self._open:
-                    self._rest()
+                self._forget(request.call_id)
                 if contexts is not None and turn is not None:
                     contexts.ended(turn, chunk.num_cached_tokens)
             if self._emissions is not None and len(chunk.token_ids):
@@ -145,6 +146,11 @@ class InferenceHandler:
             sink.send(chunk)
 
         return on_chunk
+
+    def _forget(self, call_id: str) -> None:
+        self._open.pop(call_id, None)
+        if not self._open:
+            self._rest()
 
     def _rest(self) -> None:
         self._quiet_since_s = time.monotonic()

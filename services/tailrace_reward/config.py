@@ -97,13 +97,16 @@ class RewardEntry(Config, frozen=True, kw_only=True):
                 raise ValueError(
                     f"{where}: scorer {name!r} has no argument {unknown[0]!r}; it has {has}"
                 )
-        most = self.options_of("code").get("max_tests", 1)
-        if type(most) is not int or most < 1:
-            raise ValueError(
-                f"{where}: max_tests of the scorer 'code' must be a whole number from 1, found {most!r}"
-            )
+        _check_max_tests(where, self.options_of("code").get("max_tests", 1))
         if self.judge is None and "judge" in (self.scorer, *self.sources.values()):
             raise ValueError(f"{where}: the scorer judge needs `judge` with base_url and prompt")
+
+
+def _check_max_tests(where: str, most: object) -> None:
+    if type(most) is not int or most < 1:
+        raise ValueError(
+            f"{where}: max_tests of the scorer 'code' must be a whole number from 1, found {most!r}"
+        )
 
 
 _OWNERS = {

@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Execution:
-    """Result of one call. `reason`: the limit that ended or interrupted it; empty: none did."""
+    """Result of one call. `reason`: the limit that ended or interrupted it, or words of your backend
+    for the model; empty: none did."""
 
     exit_code: int  # negative: the signal that ended it
     stdout: str = ""

@@ -175,9 +175,11 @@ class WeightSync:
             manifest = msgspec.structs.replace(offered, policy_version=await numbering)
             copy.seal(manifest)
             undo.pop_all()
-        with metrics.DELTA_SECONDS.time():
-            await self._vault.add_delta(self._catalogue.newest, manifest)
-        await self.hold(manifest)
+            undo.callback(self._vault.drop, manifest.policy_version)
+            with metrics.DELTA_SECONDS.time():
+                await self._vault.add_delta(self._catalogue.newest, manifest)
+            await self.hold(manifest)
+            undo.pop_all()
         self._repairs.offered(offer)
         metrics.PUBLISHED_VERSIONS.inc()
         await self.announce_newest()

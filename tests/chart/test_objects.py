@@ -63,6 +63,36 @@ def test_a_changed_experiment_restarts_its_readers(render: Render) -> None:
     assert checksum() == checksum({"agents": {"replicas": 3}})
 
 
+def test_changed_keys_of_a_pool_restart_its_servers_alone(render: Render) -> None:
+    def checksums(max_running: int) -> list[str]:
+        wide = {"replicas": 1, "overrides": {"max_running": max_running}}
+        pools = {"default": {"replicas": 1}, "wide": wide}
+        objects = render("laptop-cpu", {"inference": {"pools": pools}})
+        found = (objects["StatefulSet", f"demo-inference-{pool}"]["spec"]["template"] for pool in pools)
+        return [each["metadata"]["annotations"]["checksum/experiment"] for each in found]
+
+    (default, wide), (same, wider) = checksums(8), checksums(9)
+    assert default == same
+    assert wide != wider
+
+
+def test_changed_modules_restart_their_importers(render: Render) -> None:
+    def annotations(text: str, name: str) -> dict[str, str]:
+        objects = render("laptop-cpu", {"userCode": {"files": {"my_reward.py": text}}})
+        found: dict[str, str] = objects["Deployment", name]["spec"]["template"]["metadata"][
+            "annotations"
+        ]
+        return found
+
+    assert annotations("a = 1", "demo-reward") != annotations("a = 2", "demo-reward")
+    assert annotations("a = 1", "demo-weight-sync") == annotations("a = 2", "demo-weight-sync")
+
+
+def test_a_pool_may_have_no_server(render: Render) -> None:
+    objects = render("laptop-cpu", {"inference": {"pools": {"default": {"replicas": 0}}}})
+    assert objects["StatefulSet", "demo-inference-default"]["spec"]["replicas"] == 0
+
+
 def test_a_pool_may_have_keys_of_its_own(render: Render) -> None:
     pools = {"default": {"replicas": 1}, "wide": {"replicas": 2, "overrides": {"max_running": 8}}}
     grace = {"terminationGracePeriodSeconds": 90}

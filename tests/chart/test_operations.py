@@ -14,9 +14,11 @@ from tailrace_inference.metrics import COUNTERS, GAUGES
 from tests.chart.conftest import (
     CHART,
     ROOT,
+    SEED,
     Render,
     container_of,
     experiment_of,
+    merged,
     objects_in,
     workloads,
 )
@@ -62,6 +64,20 @@ def test_keda_reads_the_work_queue_and_the_exported_number(render: Render) -> No
     assert prometheus["metadata"]["ignoreNullValues"] == "false"
     assert 'target="agents"' in prometheus["metadata"]["query"]
     assert spec["maxReplicaCount"] == 9
+
+
+def test_keda_may_scale_to_none_and_asks_no_server_that_is_brought(render: Render) -> None:
+    targets = {"agents": {"min_replicas": 0, "max_replicas": 9}}
+    change = {
+        "nats": {"external": {"url": "nats://elsewhere:4222"}},
+        "experiment": {"autoscaler": {"targets": targets}},
+    }
+    keda = {"autoscaling": {"enabled": True, "mode": "keda", "prometheusUrl": "http://p"}}
+    spec = render("laptop-cpu", change, keda)["ScaledObject", "demo-agents"]["spec"]
+    assert spec["minReplicaCount"] == 0
+    assert [trigger["type"] for trigger in spec["triggers"]] == ["prometheus"]
+    hpa = render("laptop-cpu", change, {"autoscaling": {"enabled": True, "mode": "hpa"}})
+    assert hpa["HorizontalPodAutoscaler", "demo-agents"]["spec"]["minReplicas"] == 1
 
 
 def test_keda_reaches_the_monitor_of_nats_and_nobody_else_does(render: Render) -> None:
@@ -139,6 +155,25 @@ def test_monitoring_finds_every_service(everything: Any) -> None:
     assert monitor["podMetricsEndpoints"][0]["port"] == "metrics"
     labels = everything["Deployment", "demo-agents"]["spec"]["template"]["metadata"]["labels"]
     assert monitor["selector"]["matchLabels"].items() <= labels.items()
+
+
+@pytest.mark.parametrize("key", ["gatewayFrom", "metricsFrom"])
+def test_a_way_that_the_policies_close_is_told(
+    key: str, chart: helm_python.Chart, values: dict[str, dict[str, Any]]
+) -> None:
+    asked = {
+        "gateway": {"enabled": True, "ingress": {"enabled": True, "host": "x.example.org"}},
+        "monitoring": {"podMonitor": True},
+    }
+
+    def notes(policy: dict[str, Any]) -> str:
+        given = merged(values["laptop-cpu"], SEED, asked, {"networkPolicy": policy})
+        manifests = chart.render(given, name="demo", namespace="team")
+        return next(text for path, text in manifests.items() if path.endswith("NOTES.txt"))
+
+    assert f"networkPolicy.{key}" in notes({})
+    assert f"networkPolicy.{key}" not in notes({key: [{"podSelector": {}}]})
+    assert f"networkPolicy.{key}" not in notes({"enabled": False})
 
 
 def test_dashboards_are_config_maps_that_grafana_finds(everything: Any) -> None:

@@ -48,12 +48,23 @@ WRONG = {
          "inference": {"pools": {"default": {"terminationGracePeriodSeconds": 90}}}},
         "inference-default.terminationGracePeriodSeconds",
     ),
+    "standing release without servers": (
+        {"mode": "standing", "nats": {"external": {"url": "nats://a:4222"}}}, "nats.external",
+    ),
+    "pool whose workload has too long a name": (
+        {"inference": {"pools": {"p" * 38: {"replicas": 1}}}},
+        "is too long for the name of a StatefulSet (53 characters, at most 52)",
+    ),
     "nodes": ({"learner": {"nodes": 2}}, "learner.nodes"),
     "scaling without targets": ({"autoscaling": {"enabled": True}}, "experiment.autoscaler.targets"),
     "scaling an unknown pool": (
         {"autoscaling": {"enabled": True},
          "experiment": {"autoscaler": {"targets": {"inference-big": {"max_replicas": 2}}}}},
         "inference-big",
+    ),
+    "sandbox of containers in a pod": (
+        {"sandbox": {"replicas": 1}, "experiment": {"sandbox": {"backend": "docker"}}},
+        "experiment.sandbox.backend is docker",
     ),
     "KEDA without Prometheus": (
         {"autoscaling": {"enabled": True, "mode": "keda"},

@@ -15,7 +15,7 @@ from tailrace.config import ConfigError
 from tailrace_cli.commands.submit import GivenExperiment, Wanted, install
 from tailrace_cli.experiment import load
 from tailrace_cli.submission import releases
-from tailrace_cli.submission.cluster import Cluster
+from tailrace_cli.submission.cluster import Cluster, Pod
 from tests.chart.api_server import FakeApiServer
 from tests.chart.conftest import CHART, ROOT
 
@@ -194,6 +194,16 @@ def test_status_and_logs_are_those_of_the_runs_pods(team: Team) -> None:
     assert "step 3" in team.said()
     with pytest.raises(ConfigError, match=r"no pod of learner in release one \(there: agents, run\)"):
         releases.logs(team.cluster, "one", "learner", 5, False, team.console)
+
+
+def test_a_cluster_that_goes_away_is_named_and_a_log_that_breaks_off_says_so(
+    team: Team, api: FakeApiServer
+) -> None:
+    agents = Pod("one-agents-x", "agents", "Running", is_ready=True, restarts=0)
+    api.close()
+    with pytest.raises(ConfigError, match="the cluster of context gpu does not answer"):
+        team.cluster.pods("one")
+    assert [line.component for line in team.cluster.follow([agents], 5)] == ["agents"]
 
 
 @pytest.mark.parametrize(("condition", "state"), [("Complete", "finished"), ("Failed", "failed")])

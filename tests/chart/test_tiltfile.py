@@ -38,6 +38,7 @@ class FakeTilt:
         files: tuple[str, ...] = (),
         subcommand: str = "up",
         build_arguments: str = "",
+        values: dict[str, Any] | None = None,
     ) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         module = starlark.Module()
@@ -49,6 +50,7 @@ class FakeTilt:
             module.add_callable(name, self._recorder(name))
         module.add_callable("parse", lambda: settings)
         module.add_callable("exists", lambda path: path in files)
+        module.add_callable("read_yaml", lambda _path, default: values or default)
         module.add_callable("k8s_namespace", lambda: "team")
         module.add_callable("local", self._runs(build_arguments))
         module["tilt_subcommand"] = subcommand
@@ -272,6 +274,23 @@ def test_a_submitted_experiment_gets_a_name_of_its_own(tilt: FakeTilt, tmp_path:
 def test_the_test_of_helm_lies_where_tilt_leaves_it_out() -> None:
     tests = [path for path in CHART.rglob("*.yaml") if "helm.sh/hook: test" in path.read_text()]
     assert [path.parent.name for path in tests] == ["tests"]
+
+
+def test_what_the_values_ask_for_is_built_and_shown() -> None:
+    values = {
+        "sandbox": {"replicas": 2},
+        "autoscaling": {"enabled": True},
+        "gateway": {"enabled": True},
+        "inference": {"pools": {"wide": {"image": "inference-vllm"}, "default": None}},
+    }
+    tilt = FakeTilt({"experiment": "mine.yaml"}, values=values)
+    images = {named["target"] for _, named in tilt.of("docker_build")}
+    assert {"sandbox", "autoscaler", "gateway", "inference-vllm"} < images
+    assert "inference-torch" not in images
+    shown = {arguments[0] for arguments, _ in tilt.of("k8s_resource")}
+    assert {"tailrace-sandbox", "tailrace-autoscaler", "tailrace-inference-wide"} < shown
+    assert "tailrace-inference-default" not in shown
+    assert "kill inference-wide" in buttons_of(tilt)
 
 
 def test_settings_choose_values_context_and_gateway() -> None:

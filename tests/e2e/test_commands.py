@@ -46,6 +46,12 @@ def test_a_checkpoint_that_does_not_exist_is_a_mistake_of_the_user(tmp_path: Pat
         model_card(model_folder(experiment, "/no/such/checkpoint"))
 
 
+def test_an_evaluation_has_a_name_whatever_the_length_of_its_runs(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    experiment = load(EXPERIMENT / "experiment.yaml", [f"exp_name={'n' * 64}"])
+    assert evaluation_of(experiment, str(tmp_path)).run.exp_name == "n" * 59 + "_eval"
+
+
 def test_up_keeps_everything_up_guards_its_run_and_drains_on_ctrl_c(tmp_path: Path) -> None:
     run_dir = tmp_path / "standing"
     argv = command("up", "max_steps=100000", output_dir=tmp_path, exp_name="standing")

@@ -87,8 +87,9 @@ class GatewayWorld(RunWorld):
         rewards: dict[str, float] | None = None,
         style: ExportStyle = ExportStyle.INDIVIDUAL,
         turn_discount: float = 1.0,
+        api_key: str = "",
     ) -> SessionExport:
-        request = ExportSession(session_id, rewards or {}, style, turn_discount)
+        request = ExportSession(session_id, rewards or {}, style, turn_discount, api_key=api_key)
         subject = subjects.gateway_export(self.run)
         return await self.service.bus.request(subject, request, SessionExport, timeout_s=10.0)
 

@@ -1,6 +1,14 @@
+{{/*
+Beginning of the names of a release's objects. A StatefulSet's name has at most 52 characters, since its pods carry it
+with a digest in a label: `-inference-default` leaves 34.
+*/}}
+{{- define "tailrace.prefix" -}}
+{{ . | trunc 34 | trimSuffix "-" }}
+{{- end -}}
+
 {{/* Name of an object: release and part. `weight_sync` is `weight-sync` where DNS wants it. */}}
 {{- define "tailrace.name" -}}
-{{- printf "%s-%s" (.root.Release.Name | trunc 40 | trimSuffix "-") (.part | replace "_" "-") -}}
+{{- printf "%s-%s" (include "tailrace.prefix" .root.Release.Name) (.part | replace "_" "-") -}}
 {{- end -}}
 
 {{- define "tailrace.selector" -}}
@@ -41,8 +49,11 @@ labels:
 {{- end -}}
 
 {{/* Release whose NATS, Redis and Secrets the services use. */}}
+{{- define "tailrace.serversRelease" -}}
+{{ .Values.servers.release | default .Release.Name }}
+{{- end -}}
 {{- define "tailrace.servers" -}}
-{{ .Values.servers.release | default .Release.Name | trunc 40 | trimSuffix "-" }}
+{{ include "tailrace.prefix" (include "tailrace.serversRelease" .) }}
 {{- end -}}
 
 {{- define "tailrace.hasNats" -}}

@@ -22,7 +22,10 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
   annotations:
-    checksum/experiment: {{ include "tailrace.experiment" $root | sha256sum }}
+    checksum/experiment: {{ printf "%s%s" (include "tailrace.experiment" $root) (ternary (toJson $values.overrides) "" (not (empty .config))) | sha256sum }}
+    {{- if and (has "code" $mounts) $root.Values.userCode.files }}
+    checksum/code: {{ toJson $root.Values.userCode.files | sha256sum }}
+    {{- end }}
     {{- with mergeOverwrite (deepCopy $defaults.podAnnotations) ($values.podAnnotations | default dict) }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

@@ -1,11 +1,14 @@
 """Evaluation episodes as text: lines of JSON in `<run_dir>/episodes/<worker>.jsonl`, for reports.
 
-Errors of the file system are logged only: an episode goes on without its text.
+Errors of the file system are logged only: an episode goes on without its text. A line is complete, or
+the last one: what a crash or a full disk left torn is cut off before the next.
 """
 
 import asyncio
 import os
+import threading
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -43,6 +46,7 @@ class EpisodeKeeper:
     def __init__(self, run_dir: Path, worker: str, num_tasks: int) -> None:
         self._path = run_dir / FOLDER / f"{worker}.jsonl"
         self._num_tasks = num_tasks
+        self._lock = threading.Lock()
 
     async def keep(self, trajectory: Trajectory, result: EpisodeResult) -> None:
         """Appends an episode if it belongs to those that are kept."""
@@ -68,8 +72,19 @@ class EpisodeKeeper:
     def _append(self, line: bytes) -> None:
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            with open(file, "wb", buffering=0) as stream:
-                stream.write(line)
+            with self._lock:
+                file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+                with open(file, "r+b", buffering=0) as stream:
+                    _cut_torn(stream)
+                    stream.write(line)
         except OSError as error:
             log.warning("cannot keep an episode's text", path=str(self._path), reason=str(error))
+
+
+def _cut_torn(stream: BinaryIO) -> None:
+    """Cut off what follows the last complete line."""
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(max(size - 1, 0))
+    if size and stream.read(1) != b"\n":
+        stream.seek(0)
+        stream.truncate(stream.read().rfind(b"\n") + 1)

@@ -1,6 +1,7 @@
 """Offers of episodes to agents outside of the cluster, in Redis; one look serves all that wait."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
 from tailrace.log import get_logger
@@ -22,6 +23,7 @@ class StoredDesk:
     def __init__(self) -> None:
         self._connected: OutsideEpisodes | None = None
         self._waiting: dict[str, _Ended] = {}
+        self._num_waiters: Counter[str] = Counter()  # a repeated attempt waits beside the first one
         self._started: dict[str, float] = {}  # first leases
         self._looking: asyncio.Task[None] | None = None
 
@@ -52,6 +54,7 @@ class StoredDesk:
         """See `OutsideDesk`."""
         new: _Ended = asyncio.get_running_loop().create_future()
         found = self._waiting.setdefault(episode_id, new)
+        self._num_waiters[episode_id] += 1
         try:
             while not found.done():
                 watch(self._started.get(episode_id))
@@ -60,8 +63,10 @@ class StoredDesk:
                 await asyncio.wait({found}, timeout=_WATCH_INTERVAL_S)
             return self._started.get(episode_id, 0.0), found.result()
         finally:
-            self._waiting.pop(episode_id, None)
-            self._started.pop(episode_id, None)
+            self._num_waiters[episode_id] -= 1
+            if not self._num_waiters[episode_id]:
+                del self._num_waiters[episode_id], self._waiting[episode_id]
+                self._started.pop(episode_id, None)
 
     async def end(self, episode_id: str, outcome: Outcome) -> None:
         """See `OutsideDesk`."""

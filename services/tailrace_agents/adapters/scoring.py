@@ -3,19 +3,19 @@
 Scoring is idempotent, so a request without an answer is sent again, for as long as the caller waits.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderError, OversizedMessageError
 from tailrace.policy.batching import Batcher
 from tailrace.retry import Backoff
 from tailrace_protos import subjects
-from tailrace_protos.base import encode
 from tailrace_protos.generation import CallError, CallErrorCode
 from tailrace_protos.reward import Score, ScoreItem, ScoreReply, ScoreRequest
 
 _DELAY_S = 0.002
 _MAX_ITEMS = 256
-_MAX_BYTES = 512 * 1024  # of one request; a larger item goes alone
+_MAX_TEXT_CHARS = 128 * 1024  # of one request; UTF-8 has at most four bytes a character
 _NUM_RETRIES = 2
 _PASSING = (CallErrorCode.OVERLOADED, CallErrorCode.NOT_READY)
 
@@ -31,8 +31,8 @@ class RewardClient:
             self._ask,
             delay_s=_DELAY_S,
             max_items=_MAX_ITEMS,
-            size_of=_num_bytes,
-            max_size=_MAX_BYTES,
+            size_of=_num_chars,
+            max_size=_MAX_TEXT_CHARS,
         )
 
     async def score(self, item: ScoreItem) -> Score:
@@ -47,20 +47,26 @@ class RewardClient:
                 if error.code not in _PASSING:
                     return Score(item.episode_id, error=CallError(error.code, str(error)))
                 await backoff.sleep()
-            except OversizedMessageError as error:
-                return Score(item.episode_id, error=CallError(CallErrorCode.INVALID, str(error)))
 
     async def _ask(self, items: Sequence[ScoreItem]) -> Sequence[Score]:
-        reply = await self._bus.request(
-            self._subject,
-            ScoreRequest(tuple(items)),
-            ScoreReply,
-            timeout_s=self._timeout_s,
-            idempotent_retries=_NUM_RETRIES,
-        )
+        """Asks for all scores at once, or for each half, if their texts and rows are too large for one
+        message."""
+        try:
+            reply = await self._bus.request(
+                self._subject,
+                ScoreRequest(tuple(items)),
+                ScoreReply,
+                timeout_s=self._timeout_s,
+                idempotent_retries=_NUM_RETRIES,
+            )
+        except OversizedMessageError as error:
+            if len(items) == 1:
+                return [Score(items[0].episode_id, error=CallError(CallErrorCode.INVALID, str(error)))]
+            middle = len(items) // 2
+            halves = await asyncio.gather(self._ask(items[:middle]), self._ask(items[middle:]))
+            return [*halves[0], *halves[1]]
         return reply.scores
 
 
-def _num_bytes(item: ScoreItem) -> int:
-    """Size of the item in a message: its row may be larger than its conversation."""
-    return len(encode(item))
+def _num_chars(item: ScoreItem) -> int:
+    return sum(len(message.content) for message in item.messages)

@@ -136,10 +136,10 @@ class EnvPlayer:
         return result
 
     def _put_away(self, handle: EnvHandle, clean: bool) -> None:
-        if clean:
-            self._pool.give_back(handle)
-            return
         try:
-            handle.close()
+            if clean:
+                self._pool.give_back(handle)
+            else:
+                handle.close()
         except ForeignCodeError as error:
             log.warning("environment does not close", reason=str(error))

@@ -1,6 +1,6 @@
 """Parts of an episode: sampling parameters, fatal errors, the result."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -41,6 +41,10 @@ def mix_seed(*parts: int) -> int:
     return state >> 1
 
 
+async def _nothing() -> None:
+    """Default of `EpisodeResult.after_settlement`."""
+
+
 @dataclass(slots=True)
 class EpisodeResult:
     """A finished episode: outcome, transcript, and the inputs of rewards."""
@@ -55,6 +59,8 @@ class EpisodeResult:
     num_restarts: int = 0  # restarts because a replay did not fit the journal
     deadline_unix_s: float = 0.0
     stages: StageSeconds = field(default_factory=StageSeconds)
+    after_settlement: Callable[[], Awaitable[None]] = _nothing
+    """Frees what another worker needs if this one dies before it has settled the episode."""
 
 
 class EpisodeHandedBackError(Exception):

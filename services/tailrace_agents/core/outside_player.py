@@ -5,8 +5,9 @@ end.
 
 Invariants: an episode's time counts from its first lease, and its group waits for that; an offer
 outlives its worker: a worker that takes the episode over finds the agent's lease, or its end, and gives
-the agent's session its whole time again; an ended episode is closed, so that no agent gets it; a worker
-that drains leaves the offer to the next.
+the agent's session its whole time again; what an agent has ended is closed once it is settled, so that
+its end is not lost with the worker; what ends otherwise is closed before, so that no late reward is
+taken; a worker that drains leaves the offer to the next.
 """
 
 import asyncio
@@ -87,12 +88,27 @@ class OutsidePlayer:
         """See `EpisodePlayer`."""
         unbounded = replace(task, deadline_unix_s=self._context.clock.unix_s() + _UNTIL_LEASED_S)
         episode = Episode(unbounded, self._context, self._limits, self._row_of(task))
-        result = await episode.play(lambda: self._run(episode))
-        await self._desk.end(task.episode_id, result.outcome)
-        self._sessions.close(SessionOpened(task.episode_id, "", ""))  # whoever opened it
+        found: OutsideResult | None = None
+
+        async def run() -> EpisodeEnd:
+            nonlocal found
+            end, found = await self._wait(episode)
+            return end if found is None else await self._end_of(episode, found)
+
+        result = await episode.play(run)
+
+        async def close() -> None:
+            await self._desk.end(task.episode_id, result.outcome)
+            self._sessions.close(SessionOpened(task.episode_id, "", ""))  # whoever opened it
+
+        if found is None:
+            await close()
+        else:
+            result.after_settlement = close
         return result
 
-    async def _run(self, episode: Episode) -> EpisodeEnd:
+    async def _wait(self, episode: Episode) -> tuple[EpisodeEnd, OutsideResult | None]:
+        """Offers the episode and waits for the agent's end; without it, returns how it ended."""
         task, stages = episode.task, self._context.stages
         timeout_s = min(task.timeout_s or self._terms.timeout_s, self._terms.timeout_s)
         offer = OutsideOffer(
@@ -121,15 +137,13 @@ class OutsidePlayer:
                 renewal = asyncio.create_task(self._renew_session(offer))
             started_unix_s, found = await self._desk.result_of(task.episode_id, watch)
         except _AgentLateError as late:
-            return EpisodeEnd(Outcome.TIMEOUT, str(late))
+            return EpisodeEnd(Outcome.TIMEOUT, str(late)), None
         finally:
             stages.unleased.pop(task.episode_id, None)
             if renewal is not None:
                 renewal.cancel()
-        if found is None:
-            return EpisodeEnd(Outcome.TIMEOUT, "the scheduler closed its group")
         episode.task = replace(task, deadline_unix_s=started_unix_s + timeout_s)
-        return await self._end_of(episode, found)
+        return EpisodeEnd(Outcome.TIMEOUT, "the scheduler closed its group"), found
 
     async def _renew_session(self, offer: OutsideOffer) -> None:
         """Opens the session of an agent that outlived a stop or a worker again, with the whole time."""

@@ -74,9 +74,8 @@ class BoundTools:
     async def _run(self, call: ToolCall, timeout_s: float | None) -> ToolResult:
         if refusal := self._refusal(call):
             return refusal
-        if call.name in self._to_repeat:
-            async with self._repeating:
-                await self._repeat(call.name)
+        async with self._repeating:  # parallel calls wait, too, until the state is restored
+            await self._repeat(call.name)
         result = self._cut(await self._timed(call, timeout_s))
         if result.infra_error:
             raise ToolInfraError(call.name, result.infra_error)

@@ -1,10 +1,11 @@
 """Player of a user's workflow: a session with the gateway, the workflow's run, its rows.
 
 A workflow cannot be resumed: a worker that takes over the episode plays it from the start, in a new
-session.
+session. It loads the journal, which holds nothing, so that the earlier worker notices.
 
 Invariants: a session that was opened is closed, however the episode ends; a workflow starts only when
-its runner has room for it, so that no session waits.
+its runner has room for it, so that no session waits; a worker whose episode was taken over neither ends
+the new session nor settles the episode.
 """
 
 from collections.abc import Callable
@@ -104,26 +105,34 @@ class WorkflowPlayer:
         async def run() -> EpisodeEnd:
             async with self._runner.seat() as seat:
                 episode.require_running()
+                await journal.load()
                 return await self._run(episode, seat, anew=journal.may_have_records)
 
-        return await episode.play(run)
+        result = await episode.play(run)
+        await journal.require_own()
+        return result
 
     async def _run(self, episode: Episode, seat: Seat, *, anew: bool) -> EpisodeEnd:
         episode.transcript = SessionTranscript()
         opened = await self._sessions.open(opening_of(episode), anew=anew)
         try:
             end = await seat.run(episode.row, opened, self._terms.timeout_s)
-            return await end_of_session(episode, self._sessions, self._terms, end)
+            return await end_of_session(episode, self._sessions, self._terms, end, opened.api_key)
         finally:
             self._sessions.close(opened)
 
 
 async def end_of_session(
-    episode: Episode, sessions: EpisodeSessions, terms: WorkflowTerms, end: WorkflowEnd
+    episode: Episode,
+    sessions: EpisodeSessions,
+    terms: WorkflowTerms,
+    end: WorkflowEnd,
+    api_key: str = "",
 ) -> EpisodeEnd:
     """Takes over the rows of the episode's session; judges the end by what the gateway knows.
 
-    Raises `SessionFailedError` if a valid end has no export.
+    `api_key`: of the session; empty: of whichever session the episode has. Raises `SessionFailedError`
+    if a valid end has no export.
     """
     request = ExportSession(
         episode.task.episode_id,
@@ -131,6 +140,7 @@ async def end_of_session(
         terms.export_style,
         terms.turn_discount,
         terms.reward_scope,
+        api_key,
     )
     transcript = SessionTranscript()
     try:

@@ -2,7 +2,9 @@
 
 Invariants: a count stays within its bounds; it rises only after it was wanted higher for `up_after_s`,
 and falls only to the highest count wanted during `down_after_s`, so that a short lull or burst moves
-nothing; inference servers change by one at a time; without a fresh observation nothing changes.
+nothing; inference servers change by one at a time; without a fresh observation nothing changes; a
+target whose replicas nobody tells has no count until it was observed for `up_after_s`, so that a new
+planner begins with what is there.
 
 Agents and sandboxes follow the episodes, running and waiting. Inference servers follow the learner:
 more while it waits for groups and the servers are busy, fewer while groups wait for it or servers idle.
@@ -29,6 +31,7 @@ class Observation:
     episodes: int = 0  # running and waiting
     groups_ready: int = 0
     busy_share: Mapping[str, float | None] | None = None  # by inference target; None: not known yet
+    num_servers: Mapping[str, int] | None = None  # that live, by inference target
 
 
 class _Memory:
@@ -41,17 +44,24 @@ class _Memory:
 
     def settle(self, now_s: float, current: int, wanted: int) -> int:
         """The count to set, which is `current` until another was wanted long enough."""
-        if self._since_s is None:
-            self._since_s = now_s
         self._wanted.append((now_s, wanted))
         while self._wanted[0][0] < now_s - max(self._up_s, self._down_s):
             self._wanted.popleft()
-        waited_s = now_s - self._since_s
+        waited_s = self._waited_s(now_s)
         if wanted > current and waited_s >= self._up_s:
             return max(current, min(self._within(now_s - self._up_s)))
         if wanted < current and waited_s >= self._down_s:
             return min(current, max(self._within(now_s - self._down_s)))
         return current
+
+    def is_settled(self, now_s: float) -> bool:
+        """Tell whether a count may rise by now."""
+        return self._waited_s(now_s) >= self._up_s
+
+    def _waited_s(self, now_s: float) -> float:
+        if self._since_s is None:
+            self._since_s = now_s
+        return now_s - self._since_s
 
     def _within(self, from_s: float) -> list[int]:
         return [count for time_s, count in self._wanted if time_s >= from_s]
@@ -68,9 +78,7 @@ class Planner:
     def __init__(self, config: AutoscalerConfig) -> None:
         self._config = config
         self._memory = {name: _Memory(config) for name in config.targets}
-        self.desired: dict[str, int] = {
-            name: each.min_replicas for name, each in config.targets.items()
-        }
+        self.desired: dict[str, int] = {}
 
     def is_stale(self, seen: Observation) -> bool:
         """True if the observation is too old to decide on."""
@@ -79,17 +87,29 @@ class Planner:
     def plan(self, seen: Observation, current: Mapping[str, int]) -> dict[str, int]:
         """Desired replicas by target; `current`: those that are set, where they are known."""
         for name, target in self._config.targets.items():
-            now = current.get(name, self.desired[name])
+            memory, now = self._memory[name], current.get(name, self.desired.get(name))
             if self.is_stale(seen):
-                self._memory[name].restart(seen.now_s)
+                memory.restart(seen.now_s)
+            elif now is None:
+                now = self._first(name, target, seen) if memory.is_settled(seen.now_s) else None
+            else:
+                now = self._next(name, target, seen, now)
+            if now is not None:
                 self.desired[name] = now
-                continue
-            bounded = _bounded(target, self._wanted(name, target, seen, now))
-            chosen = _bounded(target, self._memory[name].settle(seen.now_s, now, bounded))
-            if chosen != now:
-                self._memory[name].restart(seen.now_s)
-            self.desired[name] = chosen
         return dict(self.desired)
+
+    def _first(self, name: str, target: ScalingTarget, seen: Observation) -> int:
+        """Count of a target that nobody tells: servers that live, or what is wanted of others."""
+        if name.startswith("inference-"):
+            return _bounded(target, (seen.num_servers or {}).get(name, 0))
+        return _bounded(target, self._wanted(name, target, seen, 0))
+
+    def _next(self, name: str, target: ScalingTarget, seen: Observation, now: int) -> int:
+        bounded = _bounded(target, self._wanted(name, target, seen, now))
+        chosen = _bounded(target, self._memory[name].settle(seen.now_s, now, bounded))
+        if chosen != now:
+            self._memory[name].restart(seen.now_s)
+        return chosen
 
     def _wanted(self, name: str, target: ScalingTarget, seen: Observation, now: int) -> int:
         if not name.startswith("inference-"):

@@ -1,6 +1,7 @@
 """Latest observations of a run, put together from its messages (pure; times are given)."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -47,7 +48,17 @@ class Signals:
             episodes=status.num_episodes_running + waiting_episodes,
             groups_ready=status.num_groups_ready,
             busy_share=self._busy_shares(now_s),
+            num_servers=self._num_servers(),
         )
+
+    def _num_servers(self) -> dict[str, int]:
+        found = Counter(self._target_of(server_id) for server_id in {key[0] for key in self._servers})
+        return {name: found[name] for name in self._targets}
+
+    def _target_of(self, server_id: str) -> str | None:
+        """Target of a server: its pod is `<release>-<target>-<number>`."""
+        workload = f"-{server_id.rpartition('-')[0]}"
+        return next((name for name in self._targets if workload.endswith(f"-{name}")), None)
 
     def _busy_shares(self, now_s: float) -> dict[str, float | None]:
         for key in [key for key, (heard_s, _) in self._servers.items() if heard_s < now_s - GONE_S]:
@@ -55,7 +66,7 @@ class Signals:
         sums = {name: _Reading(0.0, 0.0) for name in self._targets}
         for key, (_, server) in self._servers.items():
             before = self._before.get(key, _Reading(server.busy_s, server.idle_s))
-            target = next((name for name in self._targets if f"-{name}-" in f"-{key[0]}"), None)
+            target = self._target_of(key[0])
             if target is not None:
                 sums[target].busy_s += max(server.busy_s - before.busy_s, 0.0)
                 sums[target].idle_s += max(server.idle_s - before.idle_s, 0.0)

@@ -36,15 +36,15 @@ async def claim(attachment: Attachment, run: str, *, is_new: bool) -> None:
     client = await _connect(attachment.nats_url)
     try:
         await _claim(client, redis, attachment, run, is_new)
+    except (nats.errors.Error, nats.js.errors.Error) as error:  # its timeout is an OSError, too
+        raise ConfigError(
+            f"NATS at {without_credentials(attachment.nats_url)} offers no JetStream ({error}): start "
+            "it with -js, and let its user use it"
+        ) from error
     except (RedisError, OSError) as error:
         raise ConfigError(
             f"no Redis answers at {without_credentials(attachment.redis_url)} ({error}): start it, or "
             "correct the second URL of --attach"
-        ) from error
-    except nats.js.errors.Error as error:
-        raise ConfigError(
-            f"NATS at {without_credentials(attachment.nats_url)} offers no JetStream ({error}): start "
-            "it with -js"
         ) from error
     finally:
         await client.close()

@@ -6,6 +6,7 @@ space is looked at, and nats-server's log, which tells of shortages shorter than
 """
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -35,11 +36,12 @@ class DiskWatch:
         self._was_full = False
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Look for ever, also while the run directory cannot be reached."""
         while True:
             await asyncio.sleep(INTERVAL_S)
-            if self.look():
-                await asyncio.sleep(RESTART_AT_MOST_EVERY_S)
+            with contextlib.suppress(OSError):
+                if self.look():
+                    await asyncio.sleep(RESTART_AT_MOST_EVERY_S)
 
     def look(self) -> bool:
         """Look once; True when the shortage is over and nats-server was started anew."""

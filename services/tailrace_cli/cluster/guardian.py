@@ -40,11 +40,12 @@ class Guardian:
         self._tell(f"-{pid}\n")
 
     def close(self) -> None:
-        """Let it end what is left, and wait until it has."""
+        """Let it end what is left, and wait a while for that; it goes on without us."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        self._process.wait(_CLOSE_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # much shared memory takes its time
+            self._process.wait(_CLOSE_S)
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None

@@ -12,7 +12,7 @@ from tailrace.config import ConfigError
 from tailrace.runtime.service import READY_FILE
 from tailrace.tracing import SALT_VARIABLE
 from tailrace_cli.cluster.placement import GpuPlacement, given_gpus
-from tailrace_cli.cluster.servers import ServerAddresses, connection_environment
+from tailrace_cli.cluster.servers import ServerAddresses, connection_environment, given_binary
 from tailrace_cli.config import ClusterConfig
 from tailrace_protos.subjects import SERVICES
 
@@ -150,8 +150,10 @@ def _without_proxy() -> dict[str, str]:
 
 def inference_python(config: ClusterConfig, engine: str) -> str:
     """Interpreter of the inference servers; `ConfigError` if none has the engine's package."""
-    if config.inference_python or engine not in ENGINE_PACKAGES or find_spec(engine) is not None:
-        return config.inference_python or sys.executable
+    if config.inference_python:
+        return given_binary(config.inference_python, "cluster.inference_python")
+    if engine not in ENGINE_PACKAGES or find_spec(engine) is not None:
+        return sys.executable
     folders = (Path.cwd(), Path(sys.prefix).parent)
     found = [folder / f".venv-{engine}" / "bin" / "python" for folder in folders]
     for python in found:

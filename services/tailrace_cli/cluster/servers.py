@@ -143,7 +143,7 @@ def reserve_port(host: str, wanted: int, key: str) -> socket.socket:
 def nats_server_binary(config: ClusterConfig) -> str:
     """The nats-server to start; `ConfigError` if there is none."""
     if config.nats_server_binary:
-        return _given_binary(config.nats_server_binary, "cluster.nats_server_binary")
+        return given_binary(config.nats_server_binary, "cluster.nats_server_binary")
     binary = _beside_python("nats-server") or shutil.which("nats-server")
     if not binary:
         raise ConfigError(
@@ -155,7 +155,7 @@ def nats_server_binary(config: ClusterConfig) -> str:
 def redis_server_binary(config: ClusterConfig) -> str:
     """The redis-server to start; `ConfigError` if there is none."""
     if config.redis_server_binary:
-        given = _given_binary(config.redis_server_binary, "cluster.redis_server_binary")
+        given = given_binary(config.redis_server_binary, "cluster.redis_server_binary")
         if (version := _redis_version(given)) < MIN_REDIS_VERSION:
             raise ConfigError(
                 f"cluster.redis_server_binary: {given} is version {'.'.join(map(str, version))}; 7.2 "
@@ -183,7 +183,8 @@ def _redis_version(binary: str) -> tuple[int, ...]:
         raise ConfigError(f"{binary} --version says no version of Redis or Valkey: {error}") from error
 
 
-def _given_binary(path: str, key: str) -> str:
+def given_binary(path: str, key: str) -> str:
+    """The program at `path`; `ConfigError` naming `key` if there is none."""
     binary = shutil.which(Path(path).expanduser())
     if binary is None:
         raise ConfigError(f"{key}: {path} is no program that can be run: correct or remove it")

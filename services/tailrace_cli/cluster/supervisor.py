@@ -25,6 +25,7 @@ from tailrace_cli.exit_codes import USER_ERROR, RunEndedError
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 5.0
 _PR_SET_PDEATHSIG = 1
+_CANNOT_START = 127  # as shells say it
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -62,6 +63,11 @@ class _Failures:
     def num_recent(self) -> int:
         """Ends within the window."""
         return len(self._times)
+
+    @property
+    def delay_s(self) -> float:
+        """Time until the process is started again."""
+        return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** (self.num_recent - 1))
 
     def add(self, now_s: float, *, was_ready: bool, expects_progress: bool) -> str:
         """Count an end; returns how often, if that is too often."""
@@ -196,29 +202,45 @@ class Supervisor:
 
     async def _keep(self, spec: ProcessSpec) -> None:
         failures = self._failures.setdefault(spec.name, _Failures(*self._limits))
-        is_service = spec.ready_file is not None
-        while True:
-            process = self._processes[spec.name]
-            exit_code = await process.wait()
-            self._forget(process)
-            too_often = failures.add(
-                time.monotonic(),
-                was_ready=spec.ready_file is None or spec.ready_file.exists(),
-                expects_progress=self.expects_progress and is_service,
-            )
-            if exit_code == USER_ERROR or too_often:
-                if not self.failed.done():
-                    log_path = self.log_path(spec.name)
-                    error = ServiceFailedError(spec.name, exit_code, log_path, too_often)
-                    self.failed.set_result(error)
-                return
+        exit_code = await self._end_of(spec)
+        while not self._is_final(spec, failures, exit_code):
             self._tell(
                 f"{spec.name} ended (exit code {exit_code}) and starts again; its log: "
                 f"{self.log_path(spec.name)}"
             )
-            await asyncio.sleep(min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (failures.num_recent - 1)))
+            await asyncio.sleep(failures.delay_s)
             self._num_restarts[spec.name] = self._num_restarts.get(spec.name, 0) + 1
+            exit_code = await self._again(spec)
+
+    async def _end_of(self, spec: ProcessSpec) -> int:
+        process = self._processes[spec.name]
+        exit_code = await process.wait()
+        self._forget(process)
+        return exit_code
+
+    async def _again(self, spec: ProcessSpec) -> int:
+        """Start a process anew and wait for its end, which comes at once if it cannot be started."""
+        try:
             await self._launch(spec)
+        except OSError as error:  # no memory or process is left, or its program is gone
+            with contextlib.suppress(OSError), self.log_path(spec.name).open("a") as log:
+                log.write(f"it cannot be started: {error}\n")
+            return _CANNOT_START
+        return await self._end_of(spec)
+
+    def _is_final(self, spec: ProcessSpec, failures: _Failures, exit_code: int) -> bool:
+        """Count an end; tells whether it was the last one, which fails the cluster."""
+        is_service = spec.ready_file is not None
+        too_often = failures.add(
+            time.monotonic(),
+            was_ready=spec.ready_file is None or spec.ready_file.exists(),
+            expects_progress=self.expects_progress and is_service,
+        )
+        is_final = exit_code == USER_ERROR or bool(too_often)
+        if is_final and not self.failed.done():
+            log_path = self.log_path(spec.name)
+            self.failed.set_result(ServiceFailedError(spec.name, exit_code, log_path, too_often))
+        return is_final
 
 
 def prepare_child() -> None:

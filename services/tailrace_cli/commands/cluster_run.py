@@ -19,6 +19,7 @@ from tailrace_cli.cluster.local import LocalCluster, RunGoesOnError, clear_run_d
 from tailrace_cli.cluster.watch import Watch
 from tailrace_cli.commands.validate import print_notes
 from tailrace_cli.console import stderr, stdout, tell
+from tailrace_cli.damaged import DamagedRunError
 from tailrace_cli.experiment import Experiment, with_epochs
 from tailrace_cli.live_view import ProgressView
 from tailrace_cli.loading.checks import require_loadable
@@ -105,7 +106,7 @@ async def _keep_report(run: RunFolder) -> None:
         began_s = time.monotonic()
         try:
             await asyncio.to_thread(report.write)
-        except OSError as error:  # a full disk: the run waits for space, too
+        except (OSError, DamagedRunError) as error:  # a full disk: the run waits for space, too
             tell(f"report.html is not written: {error}")
         await asyncio.sleep(max(RELOAD_S, 50 * (time.monotonic() - began_s)))
 

@@ -21,6 +21,7 @@ from tailrace_cli.config import ClusterConfig
 
 _LIMIT_S = 1800.0
 _SHOWN_LINES = 20  # of the output of a process that failed
+_CHECKS = '[{"what":'  # begin of the line with the checks
 
 
 class _Check(msgspec.Struct):
@@ -63,8 +64,10 @@ def _run(python: str, folder: Path, engine: str, arguments: dict[str, object]) -
             lines = output.read().decode(errors="replace").splitlines() or [""]
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"the checks of {engine} did not end within {_LIMIT_S:g} s") from error
-    if done.returncode == 0:
-        return msgspec.json.decode(lines[-1], type=list[_Check])
+    # Processes of an engine may say something after it, when they end.
+    checks = next((line for line in reversed(lines) if line.startswith(_CHECKS)), "")
+    if done.returncode == 0 and checks:
+        return msgspec.json.decode(checks, type=list[_Check])
     told = next((line for line in reversed(lines) if line.startswith("error: ")), "")
     if told:
         raise ConfigError(told.removeprefix("error: "))

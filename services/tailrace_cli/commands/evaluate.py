@@ -26,6 +26,8 @@ from tailrace_cli.experiment import Experiment, load_given
 from tailrace_cli.summary import GREEDY, Row, last, read_metrics, sampling_name
 from tailrace_cli.validation import check_experiment
 
+_MAX_NAME = 59  # characters of a run's name that leave room for `_eval`
+
 
 def evaluate(
     experiment: ExperimentArgument = None,
@@ -51,7 +53,7 @@ def evaluation_of(experiment: Experiment, checkpoint: str) -> Experiment:
         raise ConfigError(f"{path} is no checkpoint (no config.json in it): name one with --checkpoint")
     only_evaluate = msgspec.structs.replace(
         run,
-        exp_name=f"{run.exp_name}_eval",
+        exp_name=f"{run.exp_name[:_MAX_NAME]}_eval",
         pretrain=str(path.absolute()),
         max_steps=0,
         resume_from_checkpoint=False,

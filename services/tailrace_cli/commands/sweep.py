@@ -34,6 +34,8 @@ from tailrace_cli.reporting.pages import write_comparison
 from tailrace_cli.run_folders import RunFolder
 from tailrace_cli.validation import check_experiment
 
+_SIGNALLED = 128  # and the signal's number: exit code of a process that one has ended, as shells say it
+
 
 class SweepRun(NamedTuple):
     """One run of a sweep: what its name gets, and all its overrides."""
@@ -205,7 +207,7 @@ class _Children:
                 child.send_signal(signal.SIGTERM)
             code = await child.wait()
         self._running.discard(child)
-        return code
+        return code if code >= 0 else _SIGNALLED - code
 
 
 def _opened(log: Path) -> IO[bytes]:

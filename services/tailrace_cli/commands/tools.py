@@ -90,7 +90,7 @@ def serve(
 ) -> None:
     """Serve tools until SIGTERM or Ctrl-C, which let running calls end."""
     sys.path.insert(0, "")  # modules in the folder where this was started
-    run = run or (run_dir.name if run_dir else "")
+    run = run or _run_of(run_dir)
     servers = [*(mcp or []), *(mcp_url or [])]
     serving = ToolServing(tools or [], servers, run, max_concurrency, connect_within_s, drain_s)
     endpoints = _endpoints(nats, user, password, redis, run_dir, "tools")
@@ -138,13 +138,18 @@ def call(
 ) -> None:
     """Call a tool and print what it returns; an error goes to stderr, with exit code 1."""
     endpoints = _endpoints(nats, user, password, redis, run_dir)
-    run = run or (run_dir.name if run_dir else "")
+    run = run or _run_of(run_dir)
     result = asyncio.run(_call(endpoints, run, ToolCall("cli", name, arguments), timeout_s))
     if result.infra_error:
         tell_error(result.infra_error)
     else:
         (sys.stderr if result.is_error else sys.stdout).write(result.content + "\n")
     raise typer.Exit(1 if result.is_error or result.infra_error else 0)
+
+
+def _run_of(run_dir: Path | None) -> str:
+    """Name of the run in this directory, also of `.` and of a link."""
+    return run_dir.resolve().name if run_dir else ""
 
 
 def _endpoints(

@@ -22,6 +22,7 @@ from tailrace_cli.commands.options import (
 )
 from tailrace_cli.commands.sweep import SweepRun, commands_of, slots_of, sweep, sweep_runs
 from tailrace_cli.console import stdout, tell
+from tailrace_cli.damaged import DamagedRunError
 from tailrace_cli.exit_codes import INTERRUPTED
 from tailrace_cli.experiment import Experiment, load, load_given, locate, with_epochs
 from tailrace_cli.reporting.pages import RunReport
@@ -95,7 +96,10 @@ def run_training(experiment: Experiment, *, overwrite: bool, attachment: Attachm
     try:
         status = run_to_the_end(experiment, attachment, num_gpus)
     finally:
-        _conclude(experiment)
+        try:
+            _conclude(experiment)
+        except DamagedRunError as error:  # the run ends as it has ended
+            tell(f"no summary: {error}")
     if status is None:
         begun = has_begun(experiment.run.run_dir)
         remedy = "continue with resume_from_checkpoint=true" if begun else "nothing had begun yet"

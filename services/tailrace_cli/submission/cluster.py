@@ -51,6 +51,8 @@ class Cluster:
         self._kubeconfig = kubeconfig or None
         self._helm = load_extra("helm_python", "submit", "--context")
         self._client = load_extra("kubernetes.client", "submit", "--context")
+        http = load_extra("urllib3.exceptions", "submit", "--context")
+        self._no_answer: tuple[type[Exception], ...] = (OSError, http.HTTPError)
         self._check_context(load_extra("kubernetes.config", "submit", "--context"))
 
     def _check_context(self, config: Any) -> None:
@@ -175,7 +177,7 @@ class Cluster:
             for line in response:
                 for each in line.decode(errors="replace").splitlines():
                     found.put(LogLine(pod.component, each))
-        except (self._client.ApiException, OSError) as error:
+        except (self._client.ApiException, *self._no_answer) as error:
             found.put(LogLine(pod.component, f"no log of {pod.name}: {error}".splitlines()[0]))
         finally:
             found.put(None)
@@ -188,7 +190,7 @@ class Cluster:
                 f"the cluster of context {self.context} refuses: {error.status} {error.reason}: may "
                 f"you read pods and jobs of namespace {self.namespace}?"
             ) from error
-        except OSError as error:
+        except self._no_answer as error:
             raise ConfigError(
                 f"the cluster of context {self.context} does not answer: {error}"
             ) from error

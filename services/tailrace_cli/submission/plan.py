@@ -14,7 +14,7 @@ from tailrace.config import ConfigError
 
 _NOT_INHERITED = ("mode", "standing", "experiment", "servers", "nats", "redis", "credentials")
 _OWNED = ("mode", "servers", "experiment")
-_MAX_NAME = 40  # the chart cuts longer ones, so that names of objects stay valid
+_MAX_NAME = 34  # the chart cuts longer ones, so that names of objects stay valid
 _MAX_MODULE_BYTES = 900_000  # of a ConfigMap, which holds 1 MiB
 _REMOTE = re.compile(r"^[a-z0-9+]+://")
 

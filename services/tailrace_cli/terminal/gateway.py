@@ -99,8 +99,8 @@ class SessionsHere:
     async def unclaim(self, session_id: str, name: str, holder: str) -> None:
         """Nothing was claimed."""
 
-    async def finish(self, session_id: str) -> bool:
-        """See `SessionStore`."""
+    async def finish(self, session_id: str, key_hash: str = "") -> bool:
+        """See `SessionStore`; each id has one session here."""
         kept = self._sessions.get(session_id)
         if kept is not None:
             kept.is_open = False

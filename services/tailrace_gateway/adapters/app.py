@@ -72,7 +72,7 @@ class GatewayApp:
 
     async def _caller(self, exchange: Exchange) -> str:
         """Return the session that the key opens, or `ADMIN`."""
-        key = _key_of(exchange)
+        key = exchange.key
         if not key:
             raise UnauthorizedError(
                 "no key: send the session's as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
@@ -83,13 +83,6 @@ class GatewayApp:
         if exchange.path.startswith(EPISODES):  # its key outlives the episode's session
             return await self._episode_of_key(key)
         return self._sessions.known_id(key) or await self._sessions.id_of_key(key)
-
-
-def _key_of(exchange: Exchange) -> str:
-    kind, _, key = exchange.header(b"authorization").partition(" ")
-    if kind.lower() == "bearer" and key.strip():
-        return key.strip()
-    return exchange.header(b"x-api-key")
 
 
 @cache

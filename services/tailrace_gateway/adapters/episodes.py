@@ -97,7 +97,7 @@ class EpisodeRoutes:
         except StoreError as error:
             raise _unavailable(error) from error
         if not found:
-            raise UnauthorizedError("this key opens no episode, or another agent has the episode now")
+            raise _lost()
         return found
 
     async def lease(self, exchange: Exchange) -> None:
@@ -213,9 +213,12 @@ class EpisodeRoutes:
                 raise NotFoundError(f"there is no call {completion_id!r} in episode {episode_id!r}")
 
     async def _settle(self, exchange: Exchange, episode_id: str, result: OutsideResult) -> None:
-        answer = await self.episodes.settle(episode_id, result)
+        own_key = "" if exchange.caller == ADMIN else key_hash(exchange.key)
+        answer = await self.episodes.settle(episode_id, result, own_key)
         if answer == "unknown":
             raise _unknown(episode_id)
+        if answer == "lost":  # since this request began
+            raise _lost()
         if answer == "other":
             reason = f"episode {episode_id!r} was ended before, differently: the first end counts"
             raise ConflictError(reason, code="already_rewarded")
@@ -266,6 +269,10 @@ def _rewards(body: EndBody) -> dict[str, float]:
 def _result(body: EndBody, rewards: dict[str, float]) -> OutsideResult:
     metrics = {name: finite(value) for name, value in body.metrics.items()}
     return OutsideResult(Outcome(body.outcome), body.reason, rewards, metrics)
+
+
+def _lost() -> UnauthorizedError:
+    return UnauthorizedError("this key opens no episode, or another agent has the episode now")
 
 
 def _unknown(episode_id: str) -> NotFoundError:

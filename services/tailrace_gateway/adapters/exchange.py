@@ -46,6 +46,14 @@ class Exchange:
         return self._headers.get(name, b"").decode("latin-1")
 
     @property
+    def key(self) -> str:
+        """Return the caller's key, or an empty string."""
+        kind, _, key = self.header(b"authorization").partition(" ")
+        if kind.lower() == "bearer" and key.strip():
+            return key.strip()
+        return self.header(b"x-api-key")
+
+    @property
     def speaks_anthropic(self) -> bool:
         """True if errors of this request use Anthropic's format."""
         return self.path.startswith("/v1/messages") or b"anthropic-version" in self._headers

@@ -1,10 +1,12 @@
 """Capture of calls: writes the sampled tokens to the ledger and, with the answer, to the session's log.
 
 One append stores the nodes and the answer record. If it fails or times out, the client still gets the
-answer, and the nodes are masked: no replica trains on tokens that other replicas cannot see. A retry
-reads the recorded answer from the log.
+answer, and the nodes are masked: no replica trains on tokens that other replicas cannot see. The
+session's next append brings them, since later calls may continue them. A retry reads the recorded
+answer from the log. An append that has begun also ends if its call is cancelled.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -48,6 +50,7 @@ class Capture:
 
     def __init__(self, store: SessionStore) -> None:
         self._store = store
+        self._writing: set[asyncio.Task[None]] = set()
 
     async def keep(
         self,
@@ -71,13 +74,21 @@ class Capture:
                 nodes.append(session.ledger.set_reward(0.0, node_id))
             generation, parsed, broken = replies[-1]
             nodes.append(session.record_call(prompt, generation, parsed, own_id, broken))
-        completion_id = completion.opening.completion_id
+        writing = asyncio.create_task(self._write(session, nodes, completion, name))
+        self._writing.add(writing)
+        writing.add_done_callback(self._writing.discard)
+        await asyncio.shield(writing)
+
+    async def _write(
+        self, session: Session, nodes: Sequence[LedgerNode], completion: Completion, name: str
+    ) -> None:
+        missing = tuple(session.missing.values())
         try:
             length = await self._store.append(
                 session.session_id,
                 session.nonce,
-                completion_id,
-                [encode(node) for node in nodes],
+                completion.opening.completion_id,
+                [encode(node) for node in (*missing, *nodes)],
                 answer=(name, answer_of(completion)),
             )
         except StoreError as error:
@@ -86,8 +97,10 @@ class Capture:
         if length < 0:
             session.is_open = False
             self._mask(session, nodes, "the session was over")
-        else:
-            session.appended(len(nodes), length)
+            return
+        session.appended(len(missing) + len(nodes), length)
+        for node in missing:
+            session.missing.pop(node.completion_id, None)
 
     async def keep_refusal(self, session: Session, code: str) -> None:
         """Record, once per session, that calls are refused for a used-up limit."""
@@ -109,7 +122,8 @@ class Capture:
         metrics.UNCAPTURED.inc()
         log.warning("call not captured", session_id=session.session_id, reason=reason)
         for node in nodes:
-            session.ledger.mask(node.completion_id, reason)
+            masked = session.ledger.mask(node.completion_id, reason)
+            session.missing[node.completion_id] = masked
 
 
 def answer_of(completion: Completion) -> bytes:

@@ -7,7 +7,7 @@ from tailrace.store.errors import StoreError
 from tailrace_gateway import metrics
 from tailrace_gateway.core.errors import BadRequestError, NotFoundError, UnavailableError
 from tailrace_gateway.core.session import Session
-from tailrace_gateway.core.sessions import Sessions
+from tailrace_gateway.core.sessions import Sessions, key_hash
 from tailrace_gateway.ports import SessionStore
 from tailrace_protos.base import encode
 from tailrace_protos.session import ExportSession, RewardSet, SessionExport
@@ -42,9 +42,9 @@ class Exporter:
     async def export(self, request: ExportSession) -> tuple[str, SessionExport]:
         """Close a session for calls; return its nonce and its rows. Repeated exports return the same
         rows."""
-        session_id = request.session_id
+        session_id, key = request.session_id, request.api_key
         try:
-            is_there = await self._store.finish(session_id)
+            is_there = await self._store.finish(session_id, key_hash(key) if key else "")
         except StoreError as error:
             reason = f"the session cannot be read: {error}"
             raise UnavailableError(reason, retry_after_s=_RETRY_AFTER_S) from error

@@ -39,10 +39,12 @@ class Session:
         self.ledger = ledger
         self.sampling = sampling  # the session's parameters with the model's end-of-turn ids
         self.refusals: set[str] = set()  # codes of calls that exceeded a limit of the session
+        self.missing: dict[str, LedgerNode] = {}  # masked calls that the log lacks, by id
         self.num_read = 0
         self.is_behind = False  # other replicas appended entries that are not read yet
         self.is_open = True
         self.last_used_s = 0.0
+        self.renewal_due_s = 0.0  # time of the next renewal of its lease while calls are in flight
         self.calls: set[InFlightCall] = set()
         self.by_name: dict[str, InFlightCall] = {}  # calls in flight by name, for retries
         self._nodes: dict[str, LedgerNode] = {}  # in the order of recording

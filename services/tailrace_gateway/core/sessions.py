@@ -69,6 +69,10 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def busy(self) -> list[Session]:
+        """Return the sessions with calls in flight."""
+        return [session for session in self._sessions.values() if session.calls]
+
     async def open(self, record: OpenSession) -> str:
         """Open a session, or find the open one of this id and give it these limits; return its key."""
         who, nonce = self.identity, uuid.uuid4().hex

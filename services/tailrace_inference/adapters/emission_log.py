@@ -1,7 +1,8 @@
 """Log of all chunks that an engine emitted, for audits of token fidelity.
 
 A file is a sequence of records: a little-endian uint32 with the length of what follows, then an
-`Emission` as msgpack. A killed process leaves at most one torn record, at the end.
+`Emission` as msgpack. A killed process leaves at most one torn record, at the end; the next one that
+appends to the file removes it.
 
 Invariant: the log never stops the engine. A record that the disk refuses is left out and counted; the
 first one is logged. An audit then finds missing tokens.
@@ -38,7 +39,9 @@ class EmissionLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._file = path.open("ab", buffering=0)
-        self._num_bytes = self._file.tell()
+        self._num_bytes = _end_of_records(path)
+        if self._num_bytes < self._file.tell():  # a killed process has left a torn record
+            self._file.truncate(self._num_bytes)
         self.num_lost = 0
 
     def append(self, episode_id: str, chunk: TokenChunk) -> None:
@@ -63,6 +66,18 @@ class EmissionLog:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+def _end_of_records(path: Path) -> int:
+    """Bytes of the complete records of a file."""
+    end, size = 0, path.stat().st_size
+    with path.open("rb") as file:
+        while end + _LENGTH.size <= size:
+            next_end = end + _LENGTH.size + _LENGTH.unpack(file.read(_LENGTH.size))[0]
+            if next_end > size:
+                break
+            end = file.seek(next_end)
+    return end
 
 
 def read_emissions(path: Path) -> Iterator[Emission]:

@@ -1,7 +1,7 @@
 """Checks of an engine with a model folder, for `tailrace doctor --engine`.
 
 Runs in the environment of the engine: `python -m tailrace_inference.adapters.engine_checks FOLDER
-ENGINE ARGUMENTS`. The last line of its output is a JSON list of `Check`. The judge is the model's own
+ENGINE ARGUMENTS`. The last line that it writes is a JSON list of `Check`. The judge is the model's own
 forward in transformers, on the CPU.
 """
 
@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from tailrace.channel.generation import Generation, TokenBuffer
@@ -99,9 +100,28 @@ async def check_engine(folder: Path, config: InferenceConfig) -> list[Check]:
         found = [Check("start", f"{time.monotonic() - began_s:.1f} s")]
         calls = Calls(engine, int(text.vocab_size), min(max_len, config.max_model_len or max_len))
         tolerance = _TOLERANCE["float32" if _is_float32(config) else "bfloat16"]
-        return [*found, *[check async for check in _checks(calls, model, tolerance, config)]]
+        return [*found, *await _while_alive(engine, _checks(calls, model, tolerance, config))]
     finally:
         await engine.close()
+
+
+async def _while_alive(engine: Engine, checks: AsyncIterator[Check]) -> list[Check]:
+    """All checks; raises the error of an engine that dies meanwhile, for which they would wait."""
+
+    async def collect() -> list[Check]:
+        return [check async for check in checks]
+
+    watching: asyncio.Task[Any] = asyncio.create_task(engine.watch())
+    checking = asyncio.create_task(collect())
+    try:
+        await asyncio.wait({watching, checking}, return_when=asyncio.FIRST_COMPLETED)
+        if not checking.done():
+            raise ConfigError(f"the engine died in the checks: {watching.exception()}")
+        return checking.result()
+    finally:
+        for task in (watching, checking):
+            task.cancel()
+        await asyncio.wait({watching, checking})
 
 
 def _is_float32(config: InferenceConfig) -> bool:
@@ -170,7 +190,7 @@ def _reversed(prompt: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 async def _refused_update(calls: Calls, model: Any) -> Check:
-    lacking = next(name for name, _ in model.named_parameters() if ".layers." in f".{name}")
+    lacking = _own_parameter(model)
     tensors = [each for each in _weights(model) if each.name != lacking]
     try:
         await calls.engine.stage(iter(tensors), 3)
@@ -179,6 +199,15 @@ async def _refused_update(calls: Calls, model: Any) -> Check:
         kept = {span.policy_version for span in made.spans} == {2}
         return Check("incomplete update", "refused", "" if kept else "the version changed")
     return Check("incomplete update", "taken", "an update without a tensor must be refused")
+
+
+def _own_parameter(model: nn.Module) -> str:
+    """Name of a parameter that is tied to no other one."""
+    causal: Any = model
+    tied = {
+        id(layer.weight) for layer in (causal.get_input_embeddings(), causal.get_output_embeddings())
+    }
+    return next(name for name, each in model.named_parameters() if id(each) not in tied)
 
 
 async def _abort(calls: Calls) -> Check:
@@ -264,7 +293,7 @@ def main(argv: list[str]) -> int:
     except (ConfigError, msgspec.ValidationError) as error:
         sys.stdout.write(f"error: {error}\n")
         return 2
-    sys.stdout.write(msgspec.json.encode(checks).decode() + "\n")
+    sys.stdout.write(f"\n{msgspec.json.encode(checks).decode()}\n")
     return 0
 
 

@@ -3,7 +3,7 @@
 Invariants: a token carries the version whose weights sampled it; staged weights lie in shared memory of
 the host until `apply`, which gets only tensors that fit; prefixes are salted by policy version, and
 `kv_on_update: recompute` also drops them, so that none serves another version; pending control calls
-fail at once when SGLang dies or stops to answer.
+fail at once when SGLang dies or stops to answer; after one that failed the engine counts as dead.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 from tokenizers import Tokenizer
 
-from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.foreign import ForeignCodeError
 from tailrace_inference.adapters.sglang_calls import SGLangCall
 from tailrace_inference.adapters.sglang_settings import (
     check_arguments,
@@ -111,6 +111,7 @@ class SGLangEngine(StagedEngine):
     async def start(self) -> None:
         """See `Engine`."""
         os.environ[SERVER_PID] = str(os.getpid())
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             await self._sglang.start()
         except ForeignCodeError as error:
@@ -126,12 +127,12 @@ class SGLangEngine(StagedEngine):
         raise AssertionError("the watch ends with an error")
 
     async def _watch(self) -> NoReturn:
-        """Checks that the processes live, and answer or compute."""
+        """Checks that the processes live, answer or compute, and do what control calls ask for."""
         ping: Future[dict[str, int]] | None = None
         answered_s = worked_s = time.monotonic()
         cpu_s = 0.0
         while True:
-            await asyncio.sleep(_BEAT_S)
+            await self._beat()
             now_s = time.monotonic()
             seconds, is_working = self._work()
             if is_working and seconds > cpu_s:
@@ -144,6 +145,12 @@ class SGLangEngine(StagedEngine):
             limit_s = _LOAD_S if self._is_swapping else _BUSY_S
             if (silent_s > _SILENT_S and now_s - worked_s > _SILENT_S) or silent_s > limit_s:
                 raise EngineFailedError(f"SGLang has not answered for {silent_s:.1f} s")
+
+    async def _beat(self) -> None:
+        """Waits for the next look; raises the error of a control call that has failed."""
+        failed, _ = await asyncio.wait({self._failure}, timeout=_BEAT_S)
+        for failure in failed:
+            failure.result()
 
     def _work(self) -> tuple[float, bool]:
         """CPU seconds of the processes, and whether none is stopped; raises `EngineFailedError`."""
@@ -281,7 +288,7 @@ class SGLangEngine(StagedEngine):
                 self._send(call)
 
     async def _control(self, work: Coroutine[Any, Any, T], deadline_s: float) -> T:
-        """Result of a control call; raises `EngineFailedError` at the deadline or when SGLang ends."""
+        """Result of a control call; without one it raises `EngineFailedError`, as `watch` then does."""
         assert self._watching is not None, "not started"
         answer = asyncio.wrap_future(self._sglang.call(work))
         both: set[asyncio.Future[Any]] = {answer, self._watching}
@@ -290,9 +297,17 @@ class SGLangEngine(StagedEngine):
             answer.cancel()
             if self._watching.done():
                 self._watching.result()
-            raise EngineFailedError(f"SGLang did not answer a control call in {deadline_s:g} s")
-        with foreign_code("SGLang"):
-            return answer.result()
+            self._fail(f"SGLang did not answer a control call in {deadline_s:g} s")
+        if (error := answer.exception()) is not None:
+            self._fail(f"SGLang failed a control call: {error}")
+        return answer.result()
+
+    def _fail(self, reason: str) -> NoReturn:
+        """Ends the watch, so that callers hear of it at once, and raises."""
+        error = EngineFailedError(reason)
+        if not self._failure.done():
+            self._failure.set_exception(error)
+        raise error
 
     def _on_outputs(self, outputs: list[CallOutput]) -> None:
         for output in outputs:

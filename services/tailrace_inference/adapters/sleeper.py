@@ -12,8 +12,9 @@ from typing import NoReturn
 
 from tailrace.device_turn import DeviceTurn
 from tailrace.log import get_logger
+from tailrace.runtime import StopService
 from tailrace_inference import metrics
-from tailrace_inference.ports import Engine
+from tailrace_inference.ports import Engine, EngineFailedError
 
 log = get_logger(__name__)
 
@@ -36,14 +37,21 @@ class Sleeper:
         """Gives the device to the learner whenever it waits for it."""
         while True:
             await self._turn.wanted()
-            async with self._busy:
-                began_s = time.perf_counter()
-                await self._engine.pause()
-                await self._engine.sleep()
-                self._turn.give()
-                await self._turn.take()
-                await self._engine.wake()
-                await self._engine.resume()
-            slept_s = time.perf_counter() - began_s
+            try:
+                async with self._busy:
+                    slept_s = await self._sleep()
+            except EngineFailedError as error:  # it holds all calls, and cannot go on with them
+                raise StopService(1, str(error)) from error
             metrics.SLEEP_SECONDS.observe(slept_s)
             log.info("woke up", slept_s=round(slept_s, 3))
+
+    async def _sleep(self) -> float:
+        """Lets the learner have its turn; returns the seconds without the device."""
+        began_s = time.perf_counter()
+        await self._engine.pause()
+        await self._engine.sleep()
+        self._turn.give()
+        await self._turn.take()
+        await self._engine.wake()
+        await self._engine.resume()
+        return time.perf_counter() - began_s

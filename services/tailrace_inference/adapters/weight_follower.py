@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 import msgspec
 
 from tailrace.bus import BusError
+from tailrace.config import ConfigError
 from tailrace.log import get_logger
 from tailrace.runtime import StopService
 from tailrace.tracing import current_traceparent, span
@@ -99,23 +100,27 @@ class WeightFollower:
             return
         base_version, base = available.manifest.base_version, available.base
         if base_version is not None and base_version != self._engine.base_version and base:
-            await self._take(
+            has_base = await self._take(
                 msgspec.structs.replace(
                     available, manifest=base.manifest, source=base.source, base=None, deltas=()
                 )
             )
+            if not has_base:  # nothing can be added to it: both are tried again, unless it does not fit
+                if self._refused_version == base_version:
+                    self._refused_version = available.manifest.policy_version
+                return
         await self._take(available)
 
-    async def _take(self, available: WeightsAvailable) -> None:
-        """Fetches, stages, swaps and reports one version."""
+    async def _take(self, available: WeightsAvailable) -> bool:
+        """Fetches, stages, swaps and reports one version; says whether the engine has it."""
         policy_version = available.manifest.policy_version
         began_s = time.perf_counter()
         try:
             with span("fetch"):
                 staged = await self._receiver.fetch(available)
-        except WeightsError as error:
+        except (WeightsError, MemoryError, OSError) as error:
             await self._report_failure(policy_version, error)
-            return
+            return False
         fetched_s = time.perf_counter()
         try:
             async with self._awake():
@@ -126,11 +131,13 @@ class WeightFollower:
                     swap_s = await self._engine.apply()
         except WeightMismatchError as error:  # the old version stays
             await self._refuse(policy_version, error)
-            return
+            return False
         except NotStagedError as error:
             await self._report_failure(policy_version, error)
-            return
-        except (EngineRefusalError, EngineFailedError) as error:
+            return False
+        except EngineRefusalError as error:  # a restart would end in the same way
+            raise ConfigError(str(error)) from error
+        except EngineFailedError as error:
             raise StopService(1, str(error)) from error
         self._policy_version = policy_version
         fetch_s, stage_s = fetched_s - began_s, staged_s - fetched_s
@@ -142,6 +149,7 @@ class WeightFollower:
         await self._receiver.report(
             WeightsApplied(self._server_id, policy_version, fetch_s, stage_s, swap_s)
         )
+        return True
 
     async def _stage(self, staged: StagedWeights) -> None:
         manifest = staged.manifest

@@ -15,6 +15,8 @@ from tailrace_protos.generation import (
     TokenChunk,
 )
 
+_MAX_TOP_K = 2**31 - 1  # engines hold it in 32 bits
+
 
 class InvalidRequestError(ValueError):
     """An invalid request; the message names the field and its bounds."""
@@ -101,8 +103,10 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         raise InvalidRequestError(f"sampling.top_p is {sampling.top_p}, must be in (0, 1]")
     if not 0 <= sampling.min_p <= 1:
         raise InvalidRequestError(f"sampling.min_p is {sampling.min_p}, must be in [0, 1]")
-    if sampling.top_k < 0:
-        raise InvalidRequestError(f"sampling.top_k is {sampling.top_k}, must be >= 0 (0: off)")
+    if not 0 <= sampling.top_k <= _MAX_TOP_K:
+        raise InvalidRequestError(
+            f"sampling.top_k is {sampling.top_k}, must be in 0..{_MAX_TOP_K} (0: off)"
+        )
     if any(not 0 <= token_id < vocab_size for token_id in sampling.stop_token_ids):
         raise InvalidRequestError(f"sampling.stop_token_ids must be in 0..{vocab_size - 1}")
     if "" in sampling.stop:

@@ -94,6 +94,11 @@ class Batch:
         """The row added last."""
         return self._order[-1]
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows. Other threads than that of the steps may ask."""
+        return int(self.length[list(self._order)].sum())
+
     def __len__(self) -> int:
         return len(self._order)
 

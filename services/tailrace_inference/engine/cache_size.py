@@ -30,6 +30,18 @@ class DeviceError(EngineRefusalError):
     """The configured device is missing or has no room."""
 
 
+class NoCacheError(DeviceError):
+    """The device has no memory for the cache. Attribute: `num_tokens`."""
+
+    def __init__(self, num_tokens: int, reason: str) -> None:
+        first = reason.partition("\n")[0]
+        super().__init__(
+            f"there is no memory for the keys and values of {num_tokens} tokens: lower "
+            f"inference.kv_cache_tokens or gpu_memory_utilization ({first})"
+        )
+        self.num_tokens = num_tokens
+
+
 class NoRoomError(ValueError):
     """The memory share is too small for a cache. Attributes: `room_bytes`, `needed_bytes`."""
 

@@ -64,7 +64,7 @@ class DecodeGraphs:
         self._forward = forward
         self._cache = cache
         self._spare_block = spare_block
-        max_rows = _next_of(_ROWS, max_running)
+        max_rows = _next_of(_ROWS, min(max_running, _ROWS[-1]))
         self._logits = like.new_empty((max_rows, len(like)))
         self._each = torch.arange(max_rows, device=like.device)
         self._record = RECORDERS[like.device.type]
@@ -84,6 +84,8 @@ class DecodeGraphs:
 
         Row r writes its keys at `slots` [R] and reads blocks `table` [R, B].
         """
+        if len(ids) > len(self._each):
+            return None
         rows, blocks = _next_of(_ROWS, len(ids)), _next_of(_BLOCKS, table.shape[1])
         if rows * blocks > _MAX_BLOCKS:
             return None

@@ -2,7 +2,7 @@
 
 Invariants: steps and swaps never overlap; chunks reach their callbacks in the event loop, in the
 order in which the engine made them; the event loop runs between two steps, so that requests can join;
-after a swap that failed in the middle there is no further step.
+after a swap or sleep that failed in the middle there is no further step.
 A step in the event loop costs no thread switch: best for steps of milliseconds (CPU, small models). A
 step in a thread keeps the loop free while a CUDA device computes.
 """
@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NoReturn, Protocol, TypeVar
 
 import msgspec
@@ -116,7 +117,7 @@ class EngineDriver:
         self._made: deque[tuple[OnChunk, TokenChunk]] = deque()
         self._steps: asyncio.Task[NoReturn] | None = None
         self._step_s = 0.0
-        self._torn: EngineFailedError | None = None  # parts of two versions may be active
+        self._torn: EngineFailedError | None = None  # weights may be of two versions, or gone
 
     async def start(self) -> None:
         """See `Engine`."""
@@ -166,7 +167,8 @@ class EngineDriver:
 
     async def apply(self) -> float:
         """See `Engine`."""
-        swap_s = await self._between_steps(self._apply)
+        swap = partial(self._unless_torn, "the swap of the weights", self.engine.apply)
+        swap_s = await self._between_steps(swap)
         self._deliver()
         return swap_s
 
@@ -183,12 +185,14 @@ class EngineDriver:
 
     async def sleep(self) -> None:
         """See `Engine`."""
-        await self._between_steps(self.engine.sleep)
+        sleep = partial(self._unless_torn, "the release of the device", self.engine.sleep)
+        await self._between_steps(sleep)
         self._deliver()
 
     async def wake(self) -> None:
         """See `Engine`."""
-        await self._between_steps(self.engine.wake)
+        wake = partial(self._unless_torn, "the return to the device", self.engine.wake)
+        await self._between_steps(wake)
 
     def stats(self) -> EngineStats:
         """See `Engine`."""
@@ -226,11 +230,12 @@ class EngineDriver:
         if self._torn is not None:
             raise self._torn
 
-    def _apply(self) -> float:
+    def _unless_torn(self, what: str, work: Callable[[], T]) -> T:
+        """Runs work after whose failure there is no further step."""
         try:
-            return self.engine.apply()
+            return work()
         except (MemoryError, RuntimeError) as error:
-            self._torn = EngineFailedError(f"the swap of the weights failed: {_told(error)}")
+            self._torn = EngineFailedError(f"{what} failed: {_told(error)}")
             raise self._torn from error
 
     async def _between_steps(self, work: Callable[[], T]) -> T:

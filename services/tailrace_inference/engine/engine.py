@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.attention import AttentionStep, Group
+from tailrace_inference.engine.cache_size import NoCacheError
 from tailrace_inference.engine.decode_graphs import RECORDERS, DecodeGraphs
 from tailrace_inference.engine.forward import LoadedModel, load_model
 from tailrace_inference.engine.kv_cache import BlockPool, Int64Array, KVCache
@@ -49,9 +50,12 @@ class TorchEngine(SteppedBase):
         self.capacity_tokens = num_blocks * self._block_tokens
         max_len = min(model.max_len, self.capacity_tokens)
         spare_block = num_blocks + 1  # for the padding of `DecodeGraphs`
-        cache = KVCache(
-            model.layers, spare_block + 1, self._block_tokens, model.device, model.cache_dtype
-        )
+        try:
+            cache = KVCache(
+                model.layers, spare_block + 1, self._block_tokens, model.device, model.cache_dtype
+            )
+        except RuntimeError as error:  # from torch
+            raise NoCacheError(self.capacity_tokens, str(error)) from error
         self._cache = cache
         self._graphs: DecodeGraphs | None = None
         if model.choice.name == "llama" and model.device.type in RECORDERS:
@@ -115,6 +119,7 @@ class TorchEngine(SteppedBase):
         """See `SteppedEngine`; weights and cache may wake up elsewhere in memory."""
         if self._graphs is not None:
             self._graphs.forget()
+        self._model.forward.refresh()  # one of rows keeps caches of its own
         super().sleep()
 
     def _release(self, episode_ids: Sequence[str]) -> None:

@@ -112,7 +112,7 @@ class Guides:
         """Matcher of a reply that begins with `continued_ids`; raises `InvalidRequestError`."""
         try:
             grammar = lark_grammar(guide)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the latter: nested too deeply
             raise InvalidRequestError(f"guide: {error}") from error
         matcher = LLMatcher(self._tokenizer_of(guide), grammar, log_level=0)
         if matcher.is_error():

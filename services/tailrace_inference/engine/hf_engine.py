@@ -126,11 +126,10 @@ class HfEngine(SteppedBase):
 
     def stats(self) -> EngineStats:
         """See `SteppedEngine`."""
-        used = int(self._batch.length[self._batch.active()].sum())
         return EngineStats(
             policy_version=self.policy_version,
             capacity_tokens=self._config.kv_cache_tokens,
-            used_tokens=used,
+            used_tokens=self._batch.num_tokens,
             num_running=len(self._batch),
             num_waiting=self.num_waiting,
             num_steps=self._num_steps,

@@ -91,11 +91,14 @@ class Intake:
             self._guides = Guides(self._tokenizer, self._vocab_size)
         return self._guides
 
-    def take_aborted(self, batch: Batch, emitter: Emitter) -> list[int]:
-        """Ends aborted calls that wait; returns the rows of those that run."""
-        if not self._aborts:
+    def take_aborts(self) -> set[str | None]:
+        """Returns the calls to abort; None in it: all. Those calls came before: `read` finds them."""
+        return {self._aborts.popleft() for _ in range(len(self._aborts))}
+
+    def end(self, asked: set[str | None], batch: Batch, emitter: Emitter) -> list[int]:
+        """Ends those of the calls `asked` that wait; returns the rows of those that run."""
+        if not asked:
             return []
-        asked = {self._aborts.popleft() for _ in range(len(self._aborts))}
         for call in [each for each in self.waiting if None in asked or each.call_id in asked]:
             self.waiting.remove(call)
             emitter.close_waiting(call)

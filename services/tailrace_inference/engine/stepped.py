@@ -138,8 +138,9 @@ class SteppedBase(ABC):
         """See `SteppedEngine`."""
         if not self.has_work():
             return False
+        aborted = self._intake.take_aborts()
         self._intake.read(self.max_len)
-        for row in self._intake.take_aborted(self._batch, self._emitter):
+        for row in self._intake.end(aborted, self._batch, self._emitter):
             self._sampler.finish(row, self.policy_version, FinishReason.ABORT)
         self._release(self._intake.take_released())
         if not self._paused and self.policy_version >= 0:

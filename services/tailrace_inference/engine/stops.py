@@ -1,13 +1,16 @@
 """Stop strings: decodes the tokens of a call one by one and searches the text.
 
 Invariants: text is never turned back into tokens; a string that spans several tokens, also tokens that
-another server sampled for the same call, is found at the token that completes it.
+another server sampled for the same call, is found at the token that completes it; tokens that are no
+text (bytes that are no UTF-8) end no search and no engine.
 """
 
 from collections.abc import Iterable, Sequence
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+
+from tailrace.foreign import ForeignCodeError, foreign_code
 
 
 class StopStrings:
@@ -26,10 +29,24 @@ class StopStrings:
 
     def push(self, token_id: int) -> str | None:
         """The stop string that this token completes, the earliest in the text if there are several."""
-        text = self._stream.step(self._tokenizer, token_id)
+        text = self._decoded(token_id)
         if not text:
             return None
         window = self._tail + text
         found = [(window.find(stop), stop) for stop in self._stops if stop in window]
         self._tail = window[-self._keep :] if self._keep else ""
         return min(found)[1] if found else None
+
+    def _decoded(self, token_id: int) -> str | None:
+        """Text that a token adds, None while it is incomplete.
+
+        A byte that is no text may change how tokens before it read (byte fallback: "\\n" and 0xFF are
+        two unknown letters), which the stream takes as an error. The search begins again at the token.
+        """
+        try:
+            with foreign_code("the tokenizer"):
+                return self._stream.step(self._tokenizer, token_id)
+        except ForeignCodeError:
+            self._tail = ""
+            self._stream = DecodeStream(skip_special_tokens=False)
+            return self._stream.step(self._tokenizer, token_id)

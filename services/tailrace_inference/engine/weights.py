@@ -98,8 +98,7 @@ class WeightStage:
         values = {id(t): v for t, v in zip(staged.targets, staged.values, strict=True)}
         bases = {layer: values[id(self._layer_weight(layer, policy_version))] for layer in layers}
         adapted = self._merge(_Base(policy_version, bases), parts, policy_version)
-        if bases:
-            self._base = _Base(policy_version, bases)
+        self._base = _Base(policy_version, bases) if bases else _Base(-1, {})
         values |= {id(t): v for t, v in zip(adapted.targets, adapted.values, strict=True)}
         return Staged(policy_version, staged.targets, [values[id(t)] for t in staged.targets])
 

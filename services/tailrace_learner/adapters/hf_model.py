@@ -78,11 +78,12 @@ def load_model(
     Without `needs_head` its output matrix may be missing.
     """
     name = str(present_folder(source, key) or source)
+    load: Any = AutoModelForCausalLM.from_pretrained
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
         _check_attention(config)
         with foreign_code("transformers"):
-            model, info = AutoModelForCausalLM.from_pretrained(
+            model, info = load(
                 name, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
             )
     except (OSError, ValueError, ForeignCodeError) as error:

@@ -15,7 +15,7 @@ _FILES_S = 60.0
 _GRACE_S = 5.0  # for the answer of a session, beyond its own deadlines
 _FIRST_SIGNAL = 128
 _LAST_SIGNAL = 192
-_TIMED_OUT = 124  # as `timeout` says it
+_TIMED_OUT = (124, 137)  # as `timeout` says it; the second had to be killed
 _NO_PROGRAM = 127
 _NO_PYTHON = "there is no python3 in this image, which python and python_session need\n"
 _WITHIN_TIME = (
@@ -45,7 +45,7 @@ async def called(box: Box, work: Work, limits: CallLimits) -> Execution:
     answer = await box.execute(_COMMANDS[work.mode](work, wall_s, limits.max_output_bytes))
     took_s = time.perf_counter() - began_s
     outcome = _outcome(answer, work)
-    if answer.exit_code == _TIMED_OUT and work.mode == "kept_shell" and took_s >= wall_s:
+    if answer.exit_code in _TIMED_OUT and work.mode == "kept_shell" and took_s >= wall_s:
         outcome = replace(outcome, reason="stopped")
     elif _is_in_status(answer, work):
         outcome = await _status(box, outcome)
@@ -69,11 +69,16 @@ def _outcome(answer: BoxAnswer, work: Work) -> Execution:
     exit_code, stderr = answer.exit_code, answer.stderr.decode(errors="replace")
     if _FIRST_SIGNAL < exit_code <= _LAST_SIGNAL and work.mode == "python":
         exit_code = _FIRST_SIGNAL - exit_code
-    if exit_code == _NO_PROGRAM and work.mode != "shell":
+    if exit_code == _NO_PROGRAM and _lacks_python(answer, work):
         stderr = _NO_PYTHON
     return Execution(
         exit_code, answer.stdout.decode(errors="replace"), stderr, answer.reason, answer.is_cut
     )
+
+
+def _lacks_python(answer: BoxAnswer, work: Work) -> bool:
+    """Says whether the runtime found no interpreter; programs and commands may exit with 127, too."""
+    return work.mode in ("python", "session") and b"python3" in answer.stdout + answer.stderr
 
 
 def _is_in_status(answer: BoxAnswer, work: Work) -> bool:

@@ -47,8 +47,13 @@ async def collected(box: Box, patterns: tuple[str, ...], max_bytes: int) -> Coll
             refused.append(name)
             continue
         max_bytes -= len(answer.stdout)
-        files[name] = answer.stdout
-    return Collected(0, files, tuple(refused))
+        files[_text(name)] = answer.stdout
+    return Collected(0, files, tuple(map(_text, refused)))
+
+
+def _text(name: str) -> str:
+    """A name whose bytes are no UTF-8 as text that JSON can hold."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _names(listed: bytes) -> tuple[list[str], list[str]]:

@@ -84,7 +84,10 @@ class BoxSandbox:
 
 
 class BoxSession:
-    """`SandboxSession` in a box of its own, stopped between calls. A new box follows one that ended."""
+    """`SandboxSession` in a box of its own, stopped between calls. A new box follows one that ended.
+
+    One whose call was cancelled or lost is over, so that the model is told.
+    """
 
     def __init__(
         self, make: Callable[[], Awaitable[Box]], limits: CallLimits, release: Callable[[], None]
@@ -94,6 +97,7 @@ class BoxSession:
         self._release = release
         self._box: Box | None = None
         self._is_closed = self._is_paused = False
+        self._is_lost = False  # with a call that has no outcome
 
     async def open(self) -> Box:
         """The box, made if there is none."""
@@ -103,14 +107,16 @@ class BoxSession:
 
     async def execute(self, work: Work) -> Execution:
         """See `SandboxSession`."""
-        if self._is_closed:
+        if self._is_closed or self._is_lost:
             raise SandboxLostError("the session is over")
         box, goes_on = await self.open(), False
+        self._is_lost = True
         try:
             if self._is_paused:
                 await box.resume()
                 self._is_paused = False
             outcome = await called(box, work, self._limits)
+            self._is_lost = False
             goes_on = outcome.reason in _KEPT and not outcome.ended_session
             if goes_on:
                 self._is_paused = goes_on = await _is_stopped(box)

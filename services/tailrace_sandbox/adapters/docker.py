@@ -28,7 +28,8 @@ WORK_DIR = "/tailrace"  # in no image: a folder that is there would give its mod
 _PAUSE_TRIES = 5
 _OWN_PROCESSES = 2  # of a container: its first one, and what that waits for
 _IDLE = "while :; do sleep 86400; done"
-_OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+_OOM_FILES = "/sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control"
+_READ_OOM_KILLS = ("/bin/sh", "-c", f"cat {_OOM_FILES} 2>/dev/null; exit 0")  # some runtimes have none
 _OOM_KILLS = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 _GUARD = """
 program=$1 label=$2
@@ -53,6 +54,12 @@ class DockerBoxes:
 
     async def start(self) -> None:
         """See `Boxes`."""
+        try:
+            await self._start()
+        except SandboxLostError as error:
+            raise ConfigError(f"sandbox.backend is docker: {error}") from error
+
+    async def _start(self) -> None:
         code, output, error = await self._docker.order("version", "--format", "{{.Server.Version}}")
         if code:
             raise ConfigError(
@@ -171,10 +178,10 @@ class Container:
 
     async def _checked(self, answer: BoxAnswer) -> BoxAnswer:
         """The answer with the reason of its failure, if memory was that."""
-        code, output, error = await self._docker.order("exec", self._name, "cat", *_OOM_FILES)
-        found = _OOM_KILLS.search(output.encode())
-        if code and not found:
+        code, output, error = await self._docker.order("exec", self._name, *_READ_OOM_KILLS)
+        if code:
             raise SandboxLostError(f"the container of the call is gone: {error}")
+        found = _OOM_KILLS.search(output.encode())
         num_oom_kills = int(found[1]) if found else 0
         is_new = num_oom_kills > self._num_oom_kills
         self._num_oom_kills = num_oom_kills

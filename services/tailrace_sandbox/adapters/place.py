@@ -145,10 +145,17 @@ def _accepted_tier(features: Features, config: SandboxConfig) -> str:
 def _make_base(folder: str, own_user: bool) -> tuple[str, IO[bytes]]:
     """Make the locked folder that holds the folders of calls; remove those of killed services."""
     folder = folder or tempfile.gettempdir()
-    for name in os.listdir(folder):
+    try:
+        names = os.listdir(folder)
+        base = tempfile.mkdtemp(prefix=_BASE_PREFIX, dir=folder)
+    except OSError as error:
+        raise ConfigError(
+            f"sandbox.workspace_dir: cannot use {folder}: {error.strerror}: name a folder that the "
+            "service may write"
+        ) from error
+    for name in names:
         if name.startswith(_BASE_PREFIX):
             _remove_if_left(os.path.join(folder, name))
-    base = tempfile.mkdtemp(prefix=_BASE_PREFIX, dir=folder)
     lock = open(os.path.join(base, _LOCK), "wb")  # noqa: SIM115 - held until the end
     fcntl.flock(lock, fcntl.LOCK_EX)
     if own_user:

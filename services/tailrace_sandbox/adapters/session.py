@@ -1,6 +1,7 @@
 """Python session that keeps its names between calls and is stopped while it is idle.
 
-Every reply of the session's process is checked: it has run tool code and may send anything.
+Every reply of the session's process is checked: it has run tool code and may send anything. A session
+whose call was cancelled is never used again: its reply would pass for that of the next call.
 """
 
 import asyncio
@@ -44,9 +45,16 @@ class PythonSession:
         """See `SandboxSession`."""
         if self._zygote.is_lost or self._is_closed:
             raise SandboxLostError("the session is over")
-        if self._outputs is None:
-            await self._begin()
-        assert self._outputs is not None
+        try:
+            if self._outputs is None:
+                await self._begin()
+            return await self._call(work)
+        except asyncio.CancelledError:
+            self._zygote.tell(op="kill", reason="")
+            self._zygote.is_lost = True
+            raise
+
+    async def _call(self, work: Work) -> Execution:
         wall_s = min(work.wall_s, self._limits.wall_s)
         began_s = asyncio.get_running_loop().time()
         self._zygote.tell(op="resume", wall_s=wall_s)

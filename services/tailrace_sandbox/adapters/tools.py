@@ -217,6 +217,8 @@ def offers(sandbox: Sandbox, config: SandboxConfig) -> tuple[ToolOffer, ...]:
 
 
 def _work(mode: str, code: str, arguments: dict[str, Any], limits: CallLimits) -> Work:
+    if "shell" in mode and "\0" in code:
+        raise ValueError("command: it holds a null character, which no command line can")
     files = {name: _bytes_of(name, content) for name, content in arguments.get("files", {}).items()}
     if sum(map(len, files.values())) > limits.max_transfer_bytes:
         raise ValueError(f"files: more than {limits.max_transfer_bytes} bytes")
@@ -254,7 +256,7 @@ def _notes(outcome: Execution, limits: dict[str, float]) -> list[str]:
     if outcome.reason in _ENDED_ALONE:
         notes.append(_ENDED_ALONE[outcome.reason].format(**limits))
     elif outcome.reason:
-        notes.append(f"ended because {_REASONS[outcome.reason].format(**limits)}")
+        notes.append(f"ended because {_why(outcome.reason, limits)}")
     elif outcome.exit_code < 0:
         notes.append(f"ended by {_signal(-outcome.exit_code)}")
     elif outcome.exit_code:
@@ -264,6 +266,12 @@ def _notes(outcome: Execution, limits: dict[str, float]) -> list[str]:
     if outcome.exit_code and any(words in outcome.stderr for words in _NO_NETWORK):
         notes.append("the sandbox has no network")
     return notes
+
+
+def _why(reason: str, limits: dict[str, float]) -> str:
+    """Text of a reason; one of a user's own backend is its text."""
+    known = _REASONS.get(reason)
+    return reason if known is None else known.format(**limits)
 
 
 def _signal(number: int) -> str:

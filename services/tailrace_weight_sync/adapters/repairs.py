@@ -75,4 +75,4 @@ class Repairs:
             raise WeightsGoneError(
                 manifest.policy_version, "the learner's buffer holds another version"
             )
-        self._vault.replace(manifest, await self._vault.copy(offer.manifest, offer.source))
+        (await self._vault.copy(offer.manifest, offer.source)).seal(manifest)

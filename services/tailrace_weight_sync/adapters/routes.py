@@ -45,17 +45,19 @@ class Routes:
         return RouteReply(holder, tree.source_of(holder))
 
     def applied(self, report: WeightsApplied) -> None:
-        """A server that applied a version serves it."""
+        """A server that applied a version serves it, and the delta to it, if it has fetched that."""
         if report.relay is None:
             return
-        for (policy_version, _), tree in self._trees.items():
-            if policy_version == report.policy_version:
-                tree.finished(Joiner(report.server_id, report.relay))
+        joiner = Joiner(report.server_id, report.relay)
+        for (policy_version, is_delta), tree in self._trees.items():
+            if policy_version == report.policy_version and (not is_delta or tree.knows(joiner)):
+                tree.finished(joiner)
 
     def drop(self, policy_version: int) -> None:
-        """Forgets the trees of a version that is no longer held."""
+        """Forgets the trees of a version, and those of all buffers that are no longer held."""
         for is_delta in (False, True):
             self._trees.pop((policy_version, is_delta), None)
+        self._trees = {key: tree for key, tree in self._trees.items() if self._vault.serves(*key)}
 
     async def _planned(self, key: tuple[int, bool], tree: RelayTree, joiner: Joiner) -> None:
         if key not in self._gathered:

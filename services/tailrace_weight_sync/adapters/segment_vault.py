@@ -35,9 +35,13 @@ class SegmentCopy:
         self._held = held
 
     def seal(self, manifest: WeightManifest) -> None:
-        """Holds it as `manifest.policy_version`; from now on it survives this process."""
+        """Holds it as `manifest.policy_version`, in the place of an earlier copy; it survives this
+        process from now on. Servers that map the earlier one keep their mapping."""
         self._segment.seal(manifest)
+        replaced = self._held.get(manifest.policy_version)
         self._held[manifest.policy_version] = self._segment
+        if replaced is not None:
+            replaced.close(delete=True)
 
     def discard(self) -> None:
         """Deletes the copy."""
@@ -120,7 +124,8 @@ class SegmentVault:
     async def add_delta(self, before: WeightManifest | None, after: WeightManifest) -> None:
         """Continues the chain of deltas by that between two held versions.
 
-        Without servers on other hosts, and where both differ in their tensors, there is none.
+        Without servers on other hosts, and where both differ in their tensors, there is none. A chain
+        that does not end at `before` is given up: a version that is offered again comes twice.
         """
         old = None if before is None else self.buffer(before.policy_version)
         new = self._held[after.policy_version].data
@@ -128,10 +133,15 @@ class SegmentVault:
         if before is None or old is None or not wanted or not same_layout(before, after):
             self._deltas.clear()
             return
+        if self._deltas and self._deltas[-1][0].policy_version != before.policy_version:
+            self._deltas.clear()
         delta, payload = await bulk(after.num_bytes, encode_delta, before, after, old, new)
         self._deltas.append((delta, memoryview(payload)))
+        self._shorten_chain(self._max_delta_share * after.num_bytes)
+
+    def _shorten_chain(self, limit: float) -> None:
+        """Forgets the oldest deltas beyond the longest chain and `limit` bytes."""
         del self._deltas[:-_MAX_CHAIN]
-        limit = self._max_delta_share * after.num_bytes
         while sum(each.num_bytes for each, _ in self._deltas) > limit:
             del self._deltas[0]
 
@@ -165,12 +175,6 @@ class SegmentVault:
     async def is_whole(self, manifest: WeightManifest) -> bool:
         """Says whether the bytes of a version still have its checksums."""
         return await _is_whole(manifest, self._held[manifest.policy_version].data)
-
-    def replace(self, manifest: WeightManifest, copy: SegmentCopy) -> None:
-        """Holds a version in another segment; servers that map the old one keep their mapping."""
-        old = self._held[manifest.policy_version]
-        copy.seal(manifest)
-        old.close(delete=True)
 
     async def convert(
         self, manifest: WeightManifest, data: memoryview, plan: WeightManifest
@@ -217,7 +221,8 @@ class SegmentVault:
         """Takes over the undamaged versions of these lineages from a killed predecessor."""
         adopted: list[WeightManifest] = []
         for manifest, segment in self._folder.adopt():
-            if manifest.lineage in lineages and await _is_whole(manifest, segment.data):
+            is_new = manifest.policy_version not in self._held
+            if is_new and manifest.lineage in lineages and await _is_whole(manifest, segment.data):
                 self._held[manifest.policy_version] = segment
                 adopted.append(manifest)
             else:

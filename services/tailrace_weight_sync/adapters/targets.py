@@ -82,13 +82,13 @@ class TargetVersions:
         with metrics.CONVERT_SECONDS.labels(self._target).time():
             await bulk(manifest.num_bytes, verify, manifest, data)  # it gets checksums of its own
             made = await self._vault.convert(manifest, data, plan)
-        if self._published(version) is None:
-            self._vault.drop(version)
-            raise WeightsGoneError(version, "a newer version has replaced it")
         await self._vault.write_file(made)
         if self._newest is None or self._newest.policy_version < version:
             await self._vault.add_delta(self._newest, made)
             self._newest = made
+        if self._published(version) is None:  # dropped meanwhile: nobody would drop what was made of it
+            self._vault.drop(version)
+            raise WeightsGoneError(version, "a newer version has replaced it")
         self._made[version] = made
         log.info("weights converted", policy_version=version, target=self._target)
 

@@ -1,8 +1,8 @@
 """Child processes with pipes, and a pool of them.
 
 Invariants: each process serves one caller at a time; a process with an error, a cancelled caller or a
-missing answer is killed and replaced, so that the next caller gets a new one; no call blocks the event
-loop.
+missing answer is killed and replaced, so that the next caller gets a new one, also where a process
+ended unused; no call blocks the event loop.
 """
 
 import asyncio
@@ -79,6 +79,11 @@ class WorkerProcess:
     def pid(self) -> int:
         """Process id."""
         return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """True once its end is known."""
+        return self._process.returncode is not None
 
     async def exchange(self, message: object, reply_type: type[R]) -> R:
         """Sends a message and reads its answer; raises `EOFError` when the process dies."""
@@ -159,6 +164,9 @@ class ProcessPool:
     async def lend(self) -> AsyncIterator[WorkerProcess]:
         """Lends a process for the body of the `with`; waits while all are busy."""
         process = await self._idle.get()
+        if process is not None and process.has_ended:  # while nobody used it
+            self._discard(process)
+            process = None
         in_order = False
         try:
             if process is None:

@@ -32,6 +32,7 @@ MAX_REMEMBERED = 1024  # acknowledged messages that may be under redelivery
 HAND_BACK_TIMEOUT_S = 3.0  # while nats-server is away; the ack wait then returns the message
 
 M = TypeVar("M")
+_Place = tuple[int, int]  # sequence and time: a stream that was created again has the same sequences
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class PullActor(Generic[M]):
         self._bus = bus
         self._guard = guard
         self._settlement = Settlement(bus, spec.max_deliveries, spec.dead_subject)
-        self._in_flight: dict[int, Delivery] = {}  # by stream sequence, queued ones included
-        self._acknowledged: dict[tuple[int, int], None] = {}  # stream sequences and times, oldest first
+        self._in_flight: dict[_Place, Delivery] = {}  # queued ones included
+        self._acknowledged: dict[_Place, None] = {}  # oldest first
         self._queued: deque[tuple[Msg, Delivery]] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._maintenance: list[asyncio.Task[object]] = []
@@ -116,7 +117,7 @@ class PullActor(Generic[M]):
 
     def _on_message(self, message: Msg) -> None:
         info = DeliveryInfo.of(message.reply)
-        known = self._in_flight.get(info.stream_seq)
+        known = self._in_flight.get((info.stream_seq, info.stored_ns))
         if known is not None:
             known.reply, known.num_delivered = message.reply, info.num_delivered
             return
@@ -129,7 +130,7 @@ class PullActor(Generic[M]):
             message_id,
             message.reply,
         )
-        self._in_flight[info.stream_seq] = delivery
+        self._in_flight[_place_of(delivery)] = delivery
         if self._draining or len(self._running) >= self._spec.max_in_flight:
             self._queued.append((message, delivery))
         else:
@@ -156,14 +157,14 @@ class PullActor(Generic[M]):
             await self._return(message, delivery)
             return
         finally:
-            self._in_flight.pop(delivery.stream_seq, None)
+            self._in_flight.pop(_place_of(delivery), None)
         self._seconds.observe(time.perf_counter() - started_s)
         metrics.HANDLED.labels(self.where, "failed" if isinstance(outcome, Failure) else outcome).inc()
 
     async def _handle(self, message: Msg, delivery: Delivery) -> str:
         """Runs the handler and settles the message; returns the name of the outcome."""
         spec = self._spec
-        if (delivery.stream_seq, delivery.stored_ns) in self._acknowledged:
+        if _place_of(delivery) in self._acknowledged:
             await self._settlement.ack(delivery)
             return "repeated"
         if delivery.num_delivered > spec.max_deliveries:
@@ -196,14 +197,14 @@ class PullActor(Generic[M]):
         return "failed"
 
     def _remember(self, delivery: Delivery) -> None:
-        self._acknowledged[delivery.stream_seq, delivery.stored_ns] = None
+        self._acknowledged[_place_of(delivery)] = None
         if len(self._acknowledged) > MAX_REMEMBERED:
             del self._acknowledged[next(iter(self._acknowledged))]
 
     async def _return(self, message: Msg, delivery: Delivery) -> None:
         """Hands a message back because this process ends."""
         metrics.HANDLED.labels(self.where, "handed_back").inc()
-        self._in_flight.pop(delivery.stream_seq, None)
+        self._in_flight.pop(_place_of(delivery), None)
         try:
             async with asyncio.timeout(HAND_BACK_TIMEOUT_S):
                 await self._settlement.hand_back(message, delivery, 0.0)
@@ -211,6 +212,10 @@ class PullActor(Generic[M]):
             log.warning(
                 "not handed back: nats is away", subject=delivery.subject, seq=delivery.stream_seq
             )
+
+
+def _place_of(delivery: Delivery) -> _Place:
+    return delivery.stream_seq, delivery.stored_ns
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

@@ -69,7 +69,7 @@ def load_workflow(dotted: str, kwargs: Mapping[str, Any], key: str) -> Workflow:
     except ForeignCodeError as error:
         raise ConfigError(f"{error}: correct {key.rpartition('.')[0] or key}.kwargs") from error
     run = getattr(workflow, "run", None)
-    if not inspect.iscoroutinefunction(run):
+    if run is None or not inspect.iscoroutinefunction(inspect.unwrap(run)):  # decorators may wrap it
         found = "no run" if run is None else "a run that is not async"
         raise ConfigError(f"{key}: {dotted} has {found}: give it `async def run(self, data)`")
     try:

@@ -150,6 +150,12 @@ class Journal:
             await self.clear(episode_id)
             return await self.load(episode_id)
 
+    async def is_writer(self, episode_id: str) -> bool:
+        """Tells whether no other object has loaded the journal since this one did."""
+        key = f"{self._prefix}journal:{episode_id}"
+        writer: bytes | None = await self._redis.pipeline.command("HGET", key, "writer")
+        return writer is None or writer.decode() == self._writer
+
     async def clear(self, episode_id: str) -> None:
         """Removes the records of an episode that begins again, unless another writer took over."""
         await self._script(scripts.CLEAR_JOURNAL, self._prefix, episode_id, self._writer)

@@ -107,9 +107,12 @@ class SessionLogs:
         """Releases the claim, if `holder` has it."""
         await self._script(scripts.UNCLAIM_SESSION, self._prefix, session_id, name, holder)
 
-    async def finish(self, session_id: str) -> bool:
-        """Closes the log for appends; returns False if the session does not exist."""
-        return bool(await self._script(scripts.FINISH_SESSION, self._prefix, session_id))
+    async def finish(self, session_id: str, key_hash: str = "") -> bool:
+        """Closes the log for appends; returns False if the session does not exist.
+
+        With the hash of a key it closes only the session that this key opens.
+        """
+        return bool(await self._script(scripts.FINISH_SESSION, self._prefix, session_id, key_hash))
 
     async def delete(self, session_id: str, nonce: str = "") -> None:
         """Deletes a session, its key and its log; with a nonce, only the session that has it."""
@@ -126,6 +129,7 @@ class SessionLogs:
 
 KEEP_S = 3600  # that an episode is known after its end, for late rewards
 OFFER_S = 7 * 86_400  # that an offer waits for agents
+_MAX_IDS = 1000  # of one look: Lua unpacks no more than 8,000 values, and Redis serves nobody meanwhile
 
 
 class OutsideLease(NamedTuple):
@@ -195,9 +199,11 @@ class OutsideEpisodes:
         found = await self._pipeline.command("GET", f"{self._prefix}outside_key:{key_hash}")
         return "" if found is None else found.decode()
 
-    async def renew(self, episode_id: str) -> bool:
-        """Prolongs a lease; returns False if the episode is not leased."""
-        return bool(await self._run("renew", episode_id, time.time()))
+    async def renew(self, episode_id: str) -> float | None:
+        """Prolongs a lease; returns its length in seconds, 0 if the episode is not leased, None if it
+        is unknown."""
+        found: bytes | None = await self._run("renew", episode_id, time.time())
+        return None if found is None else float(found)
 
     async def state(self, episode_id: str) -> OutsideState | None:
         """Returns the state of an episode; None if it is unknown."""
@@ -205,22 +211,28 @@ class OutsideEpisodes:
         state, outcome = await self._pipeline.command("HMGET", key, "state", "outcome")
         return None if state is None else OutsideState(state.decode(), (outcome or b"").decode())
 
-    async def settle(self, episode_id: str, result: OutsideResult) -> str:
-        """Keeps the first result; returns `taken`, `same`, `other`, `over` or `unknown`."""
+    async def settle(self, episode_id: str, result: OutsideResult, key_hash: str = "") -> str:
+        """Keeps the first result; returns `taken`, `same`, `other`, `over` or `unknown`.
+
+        With the hash of a key: `lost` if the key does not open the episode any more.
+        """
         encoded = encode(result)
         digest = hashlib.blake2b(encoded, digest_size=16).hexdigest()
-        settled: bytes = await self._run("settle", episode_id, encoded, digest)
+        settled: bytes = await self._run("settle", episode_id, encoded, digest, key_hash)
         return settled.decode()
 
     async def progress(self, episode_ids: list[str]) -> dict[str, OutsideProgress]:
         """Returns the progress of these episodes."""
+        found: list[Any] = []
+        for start in range(0, len(episode_ids), _MAX_IDS):
+            found += await self._run("progress", *episode_ids[start : start + _MAX_IDS])
         return {
             name.decode(): OutsideProgress(
                 None if started is None else float(started),
                 bool(settled),
                 None if result is None else await self._result(name.decode(), result),
             )
-            for name, started, settled, result in await self._run("progress", *episode_ids)
+            for name, started, settled, result in found
         }
 
     async def close(self, episode_id: str, outcome: str) -> None:

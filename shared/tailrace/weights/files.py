@@ -13,10 +13,12 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import xxhash
 
 from tailrace.weights.errors import ChecksumError, ManifestError
 from tailrace.weights.tensors import ITEM_BYTES, TensorBytes
+from tailrace_protos.base import UNREADABLE, Count
 from tailrace_protos.weights import TensorEntry, WeightManifest
 
 FILE = "model.safetensors"
@@ -81,18 +83,26 @@ def remove_others(volume: Path, policy_versions: Collection[int]) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+class _Place(msgspec.Struct):
+    """Entry of a header; that of the metadata has no offsets."""
+
+    data_offsets: tuple[Count, Count] = (0, 0)  # from the end of the header
+
+
 def read_version(path: Path, manifest: WeightManifest) -> list[TensorBytes]:
     """Maps and verifies a file; raises `OSError`, `ManifestError` or `ChecksumError`."""
     with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise ManifestError("", f"{path} is empty")
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     start = 8 + int.from_bytes(mapped[:8], "little")
     try:
-        header: dict[str, Any] = json.loads(bytes(mapped[8:start]))
-    except ValueError as error:
+        places = msgspec.json.decode(mapped[8:start], type=dict[str, _Place])
+    except UNREADABLE as error:
         raise ManifestError("", f"{path} has no safetensors header") from error
     found: list[TensorBytes] = []
     for entry in manifest.tensors:
-        begin, end = header.get(entry.name, {}).get("data_offsets", (0, 0))
+        begin, end = places.get(entry.name, _Place()).data_offsets
         data = mapped[start + begin : start + end]
         if data.nbytes != entry.num_bytes or xxhash.xxh3_64_intdigest(data) != entry.checksum:
             raise ChecksumError(entry.name, manifest.policy_version)

@@ -136,7 +136,7 @@ class WeightReceiver:
 
     async def _from_broadcast(self, available: WeightsAvailable) -> StagedWeights | None:
         manifest = available.manifest
-        if not available.broadcasts:
+        if not available.broadcasts or manifest.target:  # published versions alone are broadcast
             return None
         received = await self.member.receive(manifest, available.source)
         return None if received is None else StagedWeights(manifest, received, manifest.num_bytes)

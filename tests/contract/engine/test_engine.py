@@ -153,6 +153,7 @@ async def test_a_stop_string_across_tokens_ends_a_call_at_the_token_that_complet
         ([1], 5, {"temperature": -0.1}, "temperature"),
         ([1], 5, {"top_p": 0.0}, "top_p"),
         ([1], 5, {"top_k": -1}, "top_k"),
+        ([1], 5, {"top_k": 2**31}, "top_k"),
         ([1], 5, {"min_p": 1.5}, "min_p"),
         ([1], 5, {"stop_token_ids": (VOCAB_SIZE,)}, "stop_token_ids"),
         ([1], 5, {"stop": ("",)}, "stop"),

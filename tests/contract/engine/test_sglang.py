@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,18 @@ import pytest_asyncio
 from tailrace.config import ConfigError
 from tailrace_inference.adapters.engines import start_engine
 from tailrace_inference.config import InferenceConfig
+from tailrace_inference.ports import EngineFailedError
 from tailrace_protos.generation import FinishReason
 from tailrace_protos.weights import ModelCard
-from tests.contract.engine.harness import ENGINE, MODEL, TOLERANCE, Bench, all_ended, make_card
+from tests.contract.engine.harness import (
+    ENGINE,
+    MODEL,
+    TOLERANCE,
+    Bench,
+    all_ended,
+    make_card,
+    weights_of,
+)
 
 pytestmark = [
     pytest.mark.skipif(ENGINE != "sglang", reason="run by make test-engines"),
@@ -92,3 +103,22 @@ async def test_experts_in_another_layout_are_refused() -> None:
         await start_engine(
             ModelCard(json.dumps(content).encode(), {}), InferenceConfig(engine="sglang")
         )
+
+
+async def test_an_update_that_sglang_does_not_take_ends_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its parts may be of two versions, and its calls are held."""
+
+    async def refuse(path: Path, policy_version: int, *, flush: bool) -> None:
+        raise EngineFailedError(f"SGLang did not take version {policy_version}")
+
+    async with await Bench.start(max_running=4) as made:
+        watching = asyncio.create_task(made.engine.watch())
+        monkeypatch.setattr(made.engine._sglang, "load", refuse)
+        await made.engine.stage(iter(weights_of(made.models[1])), 1)
+        with pytest.raises(EngineFailedError, match="did not take version 1"):
+            await made.engine.apply()
+        async with asyncio.timeout(5):
+            with pytest.raises(EngineFailedError, match="did not take version 1"):
+                await watching

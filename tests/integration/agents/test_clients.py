@@ -61,21 +61,6 @@ async def test_scores_of_one_moment_share_a_request(
         assert scores.sizes == [100, 1, 1, 1]
 
 
-async def test_large_rows_are_spread_over_requests_that_fit(
-    nats_server: ServerProcess, run_name: str, bus: Bus
-) -> None:
-    """A group whose row has many tests: together they would be refused, each alone is not."""
-    row = {"tests": ["1" * 1000] * 200}
-    items = [msgspec.structs.replace(item(n), task=EnvTask("code", n, row=row)) for n in range(8)]
-    scores, service = Scores(), make_service(nats_server.url, run_name, "reward")
-    service.endpoint(subjects.score(run_name), ScoreRequest, scores.score)
-    async with serving(service):
-        client = RewardClient(bus, run_name, timeout_s=5)
-        found = await asyncio.gather(*map(client.score, items))
-    assert [score.error for score in found] == [None] * 8
-    assert [score.reward for score in found] == [float(n) for n in range(8)]
-
-
 async def test_scoring_waits_for_a_reward_worker_that_comes_later(
     nats_server: ServerProcess, run_name: str, bus: Bus
 ) -> None:
@@ -113,6 +98,24 @@ async def test_an_episode_too_long_for_a_message_is_an_error_of_its_own(
     assert huge.error is not None
     assert "max_payload" in huge.error.reason
     assert small.reward == 2.0
+
+
+async def test_rows_that_are_too_large_together_are_scored_apart(
+    nats_server: ServerProcess, run_name: str, bus: Bus
+) -> None:
+    scores, service = Scores(), make_service(nats_server.url, run_name, "reward")
+    service.endpoint(subjects.score(run_name), ScoreRequest, scores.score)
+
+    def with_row(number: int, size: int) -> ScoreItem:
+        tested = msgspec.structs.replace(item(number).task, row={"tests": "x" * size})
+        return msgspec.structs.replace(item(number), task=tested)
+
+    async with serving(service):
+        client = RewardClient(bus, run_name, timeout_s=5)
+        sizes = [400_000, 400_000, 400_000, 2_000_000, 0]
+        found = await asyncio.gather(*(client.score(with_row(n, s)) for n, s in enumerate(sizes)))
+    assert [score.reward for score in found if score.error is None] == [0.0, 1.0, 2.0, 4.0]
+    assert found[3].error is not None
 
 
 def record(turn: int, reply: str = "Left") -> CallRecord:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -239,6 +241,17 @@ async def test_a_run_that_kills_its_process_is_an_infrastructure_failure(do: str
         assert end.outcome is Outcome.INFRA_FAILURE
         assert reason in end.reason
         assert (await play(runner, "returns", value=[1])).outcome is Outcome.OK
+
+
+async def test_a_process_that_ends_between_two_runs_costs_no_run() -> None:
+    async with subproc() as runner:
+        pid = int((await play(runner, "pid")).rewards[""])
+        (process,) = runner._pool._all
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            while not process.has_ended:
+                await asyncio.sleep(0.01)
+        assert (await play(runner, "returns", value=[1])).rewards == {"": 2.0}
 
 
 async def test_what_a_run_started_ends_with_it(tmp_path: Path) -> None:

@@ -251,6 +251,17 @@ async def test_dry_run_counts_and_sets_nothing(api: FakeKubernetesApi) -> None:
     assert wanted("agents") == 3
 
 
+def test_servers_belong_to_the_pool_whose_name_their_pod_ends_with() -> None:
+    signals = Signals(["inference-a", "inference-a-b"])
+    signals.on_status(status(1), 0.0)
+    for pod in ("demo-inference-a-0", "demo-inference-a-1", "demo-inference-a-b-0"):
+        signals.on_server(server(1, 1, pod), 0.0)
+    assert signals.observe(0.0, 0).num_servers == {"inference-a": 2, "inference-a-b": 1}
+    signals.on_server(server(1, 9, "demo-inference-a-b-0"), 5.0)
+    signals.on_server(server(9, 1, "demo-inference-a-0"), 5.0)
+    assert signals.observe(5.0, 0).busy_share == {"inference-a": 1.0, "inference-a-b": 0.0}
+
+
 def test_busy_shares_are_those_since_the_last_look() -> None:
     signals = Signals(["inference-a", "agents"])
     signals.on_status(status(1), 0.0)

@@ -105,6 +105,7 @@ async def test_groups_go_from_the_scheduler_over_agents_to_the_learner(users: Us
         for member in (0, 1):
             await journal.load(record.episode_id(member))
             assert await journal.append(record.episode_id(member), turn(0)) == "appended"
+            assert await journal.is_writer(record.episode_id(member))
             await journal.clear(record.episode_id(member))
             await agents.put_trajectory(trajectory(record, member))
     assert await scheduler.cancel_members("train-2", [0, 1], Outcome.CANCELLED, "late")

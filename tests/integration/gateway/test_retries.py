@@ -181,3 +181,34 @@ async def test_a_call_that_cannot_be_captured_is_answered_and_never_trained(
     assert export.metrics["num_calls"] == 2
     assert export.metrics["num_masked_calls"] == 1
     assert len(export.rows) == 1
+
+
+async def test_what_follows_a_call_that_could_not_be_captured_is_kept_for_all_replicas(
+    empty_world: GatewayWorld, tmp_path: Path
+) -> None:
+    world = empty_world
+    own = await with_own_redis(world, tmp_path)
+    world.settings["store_timeout_s"] = 0.3
+    await world.start_gateway()
+    first, other = await two_replicas(world, await world.open())
+    said: list[dict[str, str]] = []
+
+    async def ask_first() -> None:
+        said.append({"role": "user", "content": "And?"})
+        answer = await first.post("chat/completions", json={"messages": said})
+        said.append(answer.json()["choices"][0]["message"])
+
+    await ask_first()
+    stop(own, world)
+    await first.get("sessions/current")  # waits for its answer: the next append is never sent
+    await ask_first()
+    assert own.process is not None
+    own.process.send_signal(signal.SIGCONT)
+    async with asyncio.timeout(20.0):  # until the store answers in time again
+        while (await other.get("sessions/current")).status_code != 200:
+            await asyncio.sleep(0.05)
+    await ask_first()
+    seen = await other.get("sessions/current")
+    assert seen.status_code == 200, seen.text
+    assert seen.json()["metrics"]["num_calls"] == 3
+    assert seen.json()["metrics"]["num_masked_calls"] == 1

@@ -8,6 +8,7 @@ import time
 import openai
 import pytest
 
+from tailrace.bus import CallFailedError
 from tailrace.store import Blobs
 from tailrace_gateway import handlers
 from tailrace_protos.base import as_float32, as_int32, decode
@@ -178,3 +179,17 @@ async def test_a_seed_beyond_64_bits_is_refused_by_name(world: GatewayWorld, see
     refused = await client.post("sessions", json={"sampling_seed": seed})
     assert refused.status_code == 400, refused.text
     assert refused.json()["error"]["param"] == "sampling_seed"
+
+
+async def test_the_key_of_an_earlier_session_exports_nothing_of_the_new_one(
+    world: GatewayWorld,
+) -> None:
+    earlier = await world.open()
+    await world.close(api_key=earlier.api_key)
+    client = world.http(await world.open())
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    assert (await client.post("chat/completions", json=body)).status_code == 200
+    with pytest.raises(CallFailedError, match="there is no session"):
+        await world.export(api_key=earlier.api_key)
+    assert (await client.post("chat/completions", json=body)).status_code == 200
+    assert (await world.export()).metrics["num_calls"] == 2

@@ -284,3 +284,25 @@ async def test_a_worker_that_starts_before_its_queue_exists_waits_for_it(
         await bus.publish_durable_many(outgoing(bus.run, range(1)))
         await eventually(lambda: len(handled) > 0)
     assert handled == ["g0.0"]
+
+
+async def test_a_message_of_a_stream_that_was_made_anew_is_not_one_of_the_old_stream(
+    run_bus: Bus, nats_server: ServerProcess
+) -> None:
+    service = make_service(nats_server.url, run_bus.run)
+    handled: list[str] = []
+    go_on = asyncio.Event()
+
+    async def handler(task: EpisodeTask, _: Delivery) -> None:
+        handled.append(task.episode_id)
+        await go_on.wait()
+
+    pull(service, run_bus, handler)
+    async with serving(service):
+        await run_bus.publish_durable_many(outgoing(run_bus.run, range(1)))
+        await eventually(lambda: handled == ["g0.0"])
+        await run_bus.jetstream.delete_stream(subjects.episodes_stream(run_bus.run))
+        await run_bus.provision_run(run_bus.run)
+        await run_bus.publish_durable_many(outgoing(run_bus.run, range(1, 2)))
+        await eventually(lambda: handled == ["g0.0", "g1.0"])
+        go_on.set()

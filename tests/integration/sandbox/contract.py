@@ -9,7 +9,7 @@ from typing import Any
 
 from tailrace.tools.host import LocalTools
 from tailrace_protos.chat import ToolCall
-from tailrace_protos.tool import ToolResult
+from tailrace_protos.tool import ToolErrorKind, ToolResult
 from tailrace_sandbox.adapters.tools import offers
 from tailrace_sandbox.config import SandboxConfig
 from tailrace_sandbox.ports import Sandbox
@@ -28,8 +28,9 @@ async def calling(
     async with tools.session("episode", TOOLS, create_kwargs=by_tool) as episode:
         numbers = iter(range(1000))
 
-        async def call(name: str, **arguments: Any) -> ToolResult:
-            return await episode.call(ToolCall(f"call{next(numbers)}", name, json.dumps(arguments)))
+        async def call(name: str, give_up_s: float | None = None, **arguments: Any) -> ToolResult:
+            asked = ToolCall(f"call{next(numbers)}", name, json.dumps(arguments))
+            return await episode.call(asked, give_up_s)
 
         yield call
     await tools.close()
@@ -51,6 +52,11 @@ class ToolsContract:
     async def test_shell_says_the_exit_code_of_a_failure(self, call: Call) -> None:
         result = await call("shell", command="echo $((3 * 4)); exit 3")
         assert (result.content, result.is_error) == ("12\n[exit code 3]", True)
+
+    async def test_a_command_line_that_no_shell_takes_is_told(self, call: Call) -> None:
+        result = await call("shell", command="echo a\0b")
+        assert result.is_error
+        assert "it holds a null character" in result.content
 
     async def test_shell_quotes_nothing_away(self, call: Call) -> None:
         result = await call("shell", command='printf \'%s|\' "a b" \'$HOME\' \\"; echo "`echo c`"')
@@ -104,6 +110,14 @@ class ToolsContract:
         assert "KeyboardInterrupt" in spun.content
         assert "[interrupted because it took longer than 1 s; variables are kept]" in spun.content
         assert (await call("python_session", code="x + 1")).content == "6"
+
+    async def test_a_session_whose_call_was_given_up_is_lost_and_says_so(self, call: Call) -> None:
+        """Its reply would otherwise pass for that of the next call."""
+        await call("python_session", code="x = 5")
+        slow = "import time; time.sleep(2); print('late')"
+        assert (await call("python_session", 0.5, code=slow)).error_kind is ToolErrorKind.TIMEOUT
+        assert "the session was lost" in (await call("python_session", code="x")).content
+        assert (await call("python_session", code="print('x' in globals())")).content == "False"
 
     async def test_a_session_shows_errors_and_goes_on(self, call: Call) -> None:
         await call("python_session", code="x = 5")

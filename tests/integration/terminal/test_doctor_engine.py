@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from tailrace.config import ConfigError
-from tailrace_cli.commands.doctor_engine import doctor_engine
+from tailrace_cli.commands.doctor_engine import _run, doctor_engine
 from tests.contract.engine.harness import make_card, make_model
 
 WRONG_ENGINE = """
@@ -84,3 +84,15 @@ def test_mistakes_are_named(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         report(engine, str(folder) if model is None else model, arguments)
+
+
+def test_words_of_an_engine_s_processes_after_the_checks_are_no_checks(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\n"
+        """echo '[{"what":"start","state":"1.0 s"}]'\n"""
+        "echo 'resource_tracker: There appear to be 1 leaked shared_memory objects' >&2\n"
+    )
+    python.chmod(0o700)
+    (check,) = _run(str(python), tmp_path, "vllm", {})
+    assert (check.what, check.state, check.reason) == ("start", "1.0 s", "")

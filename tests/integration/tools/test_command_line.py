@@ -189,7 +189,9 @@ async def test_an_mcp_server_that_does_not_exist_is_a_user_s_mistake() -> None:
     await asyncio.wait({connecting})
 
 
-def test_a_run_directory_names_servers_and_credentials(guarded_run: Path) -> None:
+def test_a_run_directory_names_servers_and_credentials(
+    guarded_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tool = ("my_tools:add", "--run-dir", str(guarded_run))
     with serving("nats://127.0.0.1:1", *tool):
         deadline_s = time.monotonic() + 60
@@ -201,6 +203,8 @@ def test_a_run_directory_names_servers_and_credentials(guarded_run: Path) -> Non
         assert "tailrace.run" not in result.stdout
         argv = ("call", "add", '{"a": 2, "b": 3.5}', "--run-dir", str(guarded_run))
         assert run("nats://127.0.0.1:1", *argv).stdout == "5.5\n"
+        monkeypatch.chdir(guarded_run)
+        assert run("nats://127.0.0.1:1", *argv[:-1], ".").stdout == "5.5\n"
 
 
 def test_a_run_directory_carries_results_that_are_too_large_for_a_message(

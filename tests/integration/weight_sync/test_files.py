@@ -107,7 +107,7 @@ async def test_without_room_on_the_volume_the_version_goes_over_zmq_and_the_log_
     await receiver.close()
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "changed", "nonsense"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "changed", "nonsense"])
 async def test_a_damaged_file_is_not_used(
     publisher: WeightPublisher, bus: Bus, volume: Path, damage: str
 ) -> None:
@@ -115,6 +115,8 @@ async def test_a_damaged_file_is_not_used(
     path = volume / str(version) / "model.safetensors"
     if damage == "missing":
         path.unlink()
+    elif damage == "empty":
+        os.truncate(path, 0)
     elif damage == "cut":
         os.truncate(path, path.stat().st_size // 2)
     else:

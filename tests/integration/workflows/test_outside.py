@@ -387,3 +387,41 @@ async def test_a_conversation_as_text_trains_the_messages_with_a_weight(world: W
     assert np.isnan(as_float32(row.inference_logprobs)[as_uint8(row.loss_mask) == 1]).all()
     assert [span.policy_version for span in row.spans] == [GIVEN_VERSION]
     assert played.reward == 1.0
+
+
+async def test_a_model_call_in_flight_keeps_the_lease_however_long_it_takes(
+    world: WorkflowWorld,
+) -> None:
+    desk = await start(world, lease_s=1.0)
+    await world.admit()
+    leased = await desk.lease(agent="a")
+    world.model.hold = True
+    playing = asyncio.create_task(desk.play(leased))
+    await eventually(lambda: world.model.num_held == 1)
+    assert (await desk.admin.post("episodes", json={"agent": "b", "wait_s": 3})).status_code == 204
+    world.model.release()
+    assert (await end(await playing, reward=1.0)).status_code == 200
+    (played,) = (await world.agents.trajectories(1)).values()
+    assert (played.reward, played.metrics["num_calls"]) == (1.0, 1)
+
+
+async def test_a_reward_outlives_a_worker_that_dies_before_it_has_settled_it(
+    world: WorkflowWorld,
+) -> None:
+    await world.gateway.start_gateway()
+    settings, rewards = world.settings("", **OUTSIDE), world.agents.rewards
+    worker = world.agents.spawn_agents("w0", **settings)
+    desk = Desk(world, world.gateway.http(await world.gateway.open("probe"), ADMIN_KEY))
+    await world.admit()
+    rewards.free.clear()
+    player = await desk.play(await desk.lease(agent="a", wait_s=30))
+    assert (await end(player, reward=1.0)).status_code == 200
+    await eventually(lambda: len(rewards.requests) == 1)
+    worker.kill()
+    rewards.free.set()
+    await world.agents.start_agents("w1", **settings)
+    (played,) = (await world.agents.trajectories(1)).values()
+    assert (played.outcome, played.reward) == (Outcome.OK, 1.0)
+    assert played.metrics["num_calls"] == 1
+    again = await end(player, reward=1.0)
+    assert (again.status_code, again.json()["is_repeated"]) == (200, True)

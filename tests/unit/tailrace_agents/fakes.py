@@ -114,6 +114,9 @@ class ListJournal:
         assert record.index == len(self.records)
         self.records.append(encode(record))
 
+    async def require_own(self) -> None:
+        """Nobody else loads it."""
+
     async def clear(self) -> None:
         self.records.clear()
         self.num_clears += 1

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from tailrace.channel.generation import Generation
+from tailrace.clock import SystemClock
+from tailrace.policy.activity import Stages
 from tailrace.sdk.policy import GenerationFailedError, TurnRequest
+from tailrace_agents.core.env_loop import EnvPlayer
 from tailrace_agents.core.environments import EnvPool
 from tailrace_agents.core.episode import (
     EpisodeHandedBackError,
@@ -19,9 +22,12 @@ from tailrace_agents.core.episode import (
     SamplingPlan,
     mix_seed,
 )
-from tailrace_agents.ports import EpisodeTakenError
+from tailrace_agents.core.machine import PhaseArgs, PlayContext
+from tailrace_agents.core.model import EnvView
+from tailrace_agents.core.token_policy import TokenModel
+from tailrace_agents.ports import EpisodeTakenError, NoJournal
 from tailrace_protos.base import as_float32, as_int32, as_uint8
-from tailrace_protos.episode import OVER_BUDGET, Outcome
+from tailrace_protos.episode import OVER_BUDGET, EnvTask, EpisodeTask, Outcome
 from tailrace_protos.generation import SamplingParams, TokenSpan
 from tests.unit.tailrace_agents.env_world import LIMITS, play_env
 from tests.unit.tailrace_agents.fakes import ListJournal, ScriptedPolicy, StairsEnv, renderer
@@ -395,3 +401,17 @@ async def test_a_thousand_episodes_play_at_once_each_with_its_own_end() -> None:
     failed = [i for i, result in enumerate(results) if result.outcome is Outcome.INFRA_FAILURE]
     assert failed == list(range(0, 1000, 10))
     assert all(str(i) in results[i].reason for i in failed)
+
+
+async def test_an_environment_that_cannot_be_closed_costs_no_episode() -> None:
+    class Unclosable(StairsEnv):
+        def close(self) -> None:
+            raise OSError("busy")
+
+    args = PhaseArgs(SamplingParams(), LIMITS.max_new_tokens)
+    context = PlayContext({"train": args}, 4096, SystemClock(), Stages(), lambda: False)
+    model = TokenModel(renderer(), ScriptedPolicy(*CLIMB))
+    player = EnvPlayer(EnvPool(Unclosable, max_idle=0), context, model, LIMITS, EnvView())
+    deadline_unix_s = SystemClock().unix_s() + 20.0
+    task = EpisodeTask("g0.0", "g0", 0, 0, "train", EnvTask("stairs", 0), deadline_unix_s)
+    assert (await player.play(task, NoJournal())).outcome is Outcome.OK

@@ -23,7 +23,7 @@ from tailrace_agents.core.workflow_player import (
     WorkflowPlayer,
     WorkflowTerms,
 )
-from tailrace_agents.ports import NoJournal
+from tailrace_agents.ports import EpisodeTakenError, NoJournal
 from tailrace_protos.base import pack_float32, pack_int32
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import OVER_BUDGET, EnvTask, EpisodeTask, Outcome
@@ -115,18 +115,26 @@ def task(phase: Any = "train", wall_clock_s: float = 30.0) -> EpisodeTask:
     return EpisodeTask("g7.2", "g7", 2, 0, phase, EnvTask("rows", 11, 4), deadline)
 
 
-def player(world: World, *, is_draining: bool = False) -> WorkflowPlayer:
+def context(*, is_draining: bool = False) -> PlayContext:
     sampling = PhaseArgs(SamplingParams(temperature=0.7), 64)
-    context = PlayContext(
+    return PlayContext(
         phases={"train": sampling, "eval": sampling},
         max_episode_tokens=256,
         clock=SystemClock(),
         stages=Stages(),
         is_draining=lambda: is_draining,
     )
+
+
+def player(world: World, *, is_draining: bool = False) -> WorkflowPlayer:
     terms = WorkflowTerms(ExportStyle.CONCAT, 0.9, 20.0)
     return WorkflowPlayer(
-        world, world, context, LIMITS, terms, lambda task: {"question": task.task.ordinal}
+        world,
+        world,
+        context(is_draining=is_draining),
+        LIMITS,
+        terms,
+        lambda task: {"question": task.task.ordinal},
     )
 
 
@@ -147,7 +155,7 @@ async def test_a_run_becomes_the_gateways_rows_with_its_reward_and_messages() ->
         1,
     )
     assert [message.content for message in result.messages] == ["hi", "ho"]
-    assert world.exports == [ExportSession("g7.2", {"": 0.5}, ExportStyle.CONCAT, 0.9)]
+    assert world.exports == [ExportSession("g7.2", {"": 0.5}, ExportStyle.CONCAT, 0.9, api_key="key")]
 
 
 async def test_what_the_reward_service_adds_reaches_every_row() -> None:
@@ -271,3 +279,32 @@ async def test_a_worker_that_drains_starts_no_run() -> None:
     with pytest.raises(EpisodeHandedBackError):
         await player(world, is_draining=True).play(task(), NoJournal())
     assert world.log == ["seat"]
+
+
+class TakenJournal(NoJournal):
+    """Of an episode that another worker plays by now."""
+
+    async def require_own(self) -> None:
+        raise EpisodeTakenError("g7.2", "fenced")
+
+
+@pytest.mark.parametrize("exported", [EXPORT, SessionFailedError("gateway: there is no session")])
+async def test_a_worker_whose_episode_was_taken_over_settles_nothing(
+    exported: SessionExport | Exception,
+) -> None:
+    world = World(exported=exported)
+    with pytest.raises(EpisodeTakenError):
+        await player(world).play(task(), TakenJournal())
+    assert world.log == ["seat", "open", "export", "close g7.2"]
+
+
+async def test_a_worker_that_takes_over_an_episode_tells_the_earlier_one_first() -> None:
+    world = World()
+
+    class Loaded(OldJournal):
+        async def load(self) -> tuple[()]:
+            world.log.append("load")
+            return ()
+
+    await player(world).play(task(), Loaded())
+    assert world.log == ["seat", "load", "open anew", "export", "close g7.2"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
@@ -75,6 +76,18 @@ def test_without_a_fresh_status_counts_are_held() -> None:
     assert played(config, stale, start=3) == [3] * 5
     never = [Observation(0.0, math.inf), Observation(5.0, math.inf)]
     assert played(config, never, start=3) == [3, 3]
+
+
+def test_a_new_planner_whom_nobody_tells_the_replicas_begins_with_what_is_there() -> None:
+    """KEDA and HPA act on its count: a restart of the autoscaler must not scale anything down."""
+    config = AutoscalerConfig(targets=AGENTS | SERVERS, up_after_s=10, down_after_s=60)
+    planner = Planner(config)
+    assert planner.plan(Observation(0.0, math.inf), {}) == {}
+    looks = [replace(seen(5.0 * at, episodes=45), num_servers={"inference-a": 3}) for at in range(1, 7)]
+    counts = [planner.plan(each, {}) for each in looks]
+    assert counts[0] == {}
+    assert counts[1:] == [{"agents": 5, "inference-a": 3}] * 5
+    assert planner.plan(Observation(60.0, math.inf), {}) == {"agents": 5, "inference-a": 3}
 
 
 def test_an_idle_run_needs_the_least() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import psutil
+import pytest
 
+from tailrace_cli.cluster import guardian
 from tailrace_cli.cluster.guardian import sweep
 from tests.world.processes import OUTLIVES_S, handles, outlasting
 
@@ -37,6 +40,15 @@ asyncio.run(main())
 """
 
 
+_STUBBORN = """
+import os, signal, time
+os.setsid()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
 def test_a_hung_child_does_not_outlive_its_killed_parent(tmp_path: Path) -> None:
     command = subprocess.Popen(
         [sys.executable, "-c", _COMMAND, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -49,6 +61,18 @@ def test_a_hung_child_does_not_outlive_its_killed_parent(tmp_path: Path) -> None
         command.kill()
         assert outlasting(found, time.monotonic() + OUTLIVES_S) == set()
     command.wait()
+
+
+def test_a_slow_end_does_not_fail_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guardian, "_CLOSE_S", 0.01)
+    with subprocess.Popen([sys.executable, "-c", _STUBBORN], stdout=subprocess.PIPE) as stubborn:
+        assert stubborn.stdout is not None
+        assert stubborn.stdout.readline() == b"ready\n"
+        made = guardian.Guardian("slow")
+        made.watch(stubborn.pid)
+        made.close()  # it waits for a second before it kills
+        assert stubborn.poll() is None
+        assert stubborn.wait(OUTLIVES_S) == -signal.SIGKILL
 
 
 def test_logs_are_readable_by_their_owner_alone(tmp_path: Path) -> None:

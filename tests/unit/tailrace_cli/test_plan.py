@@ -258,8 +258,11 @@ def test_servers_of_another_engine_run_with_the_interpreter_that_has_it(
     python.touch()
     assert inference_python(ClusterConfig(), "vllm") == str(python)
     named = ClusterConfig(inference_python="/opt/vllm/bin/python")
-    assert inference_python(named, "vllm") == "/opt/vllm/bin/python"
     specs = plan(named)
     assert {spec.name: spec.argv[0] for spec in specs if spec.argv[0] != sys.executable} == {
         "inference": "/opt/vllm/bin/python"
     }
+    with pytest.raises(ConfigError, match=r"cluster\.inference_python: /opt/vllm/bin/python is no"):
+        inference_python(named, "torch")
+    python.chmod(0o755)
+    assert inference_python(ClusterConfig(inference_python=str(python)), "torch") == str(python)

@@ -1,6 +1,7 @@
 """`tailrace runs`, `status`, `logs`, `stop` on folders of runs; a real process holds a running one."""
 
 import errno
+import fcntl
 import json
 import signal
 import subprocess
@@ -89,6 +90,18 @@ def test_an_interrupted_run_says_whether_there_is_something_to_continue(
     assert printed.splitlines()[-1] == f"interrupted: {told}"
 
 
+def test_a_file_that_was_damaged_meanwhile_changes_no_end_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish(_experiment: object, *_others: object) -> str:
+        (make_run(tmp_path, STARTED, FINISHED) / "metrics.jsonl").write_text("no row\n")
+        return "finished"
+
+    monkeypatch.setattr("tailrace_cli.commands.train.run_to_the_end", finish)
+    words = (str(examples_folder() / "own_algorithm"), "exp_name=lake", f"output_dir={tmp_path}")
+    assert "metrics.jsonl is damaged" in run("train", *words)
+
+
 def test_a_run_on_a_disk_that_cannot_be_written_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +116,19 @@ def test_a_run_on_a_disk_that_cannot_be_written_is_read(
 
     monkeypatch.setattr(Path, "open", read_only)
     assert "finished" in run("status", str(folder))
+
+
+def test_who_looks_at_a_run_is_not_taken_for_it(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, STARTED)
+    (folder / "state" / "lock").write_text("1")
+    with (folder / "state" / "lock").open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)  # as another command that looks
+        assert RunFolder(folder).holder == 0
+
+
+def test_the_run_in_this_folder_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(make_run(tmp_path, STARTED))
+    assert find_run(".", "runs").path.name == "lake"
 
 
 @contextmanager

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from tailrace_cli.cluster.plan import ProcessSpec
-from tailrace_cli.cluster.supervisor import Supervisor
+from tailrace_cli.cluster.supervisor import Supervisor, _Failures
+from tailrace_cli.config import ClusterConfig
 from tests.world.processes import is_alive
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -68,6 +69,28 @@ async def test_a_restart_is_told_with_the_log_and_an_end_for_good_is_not(tmp_pat
     await asyncio.wait_for(supervisor.failed, 20)
     assert told == [f"broken ended (exit code 3) and starts again; its log: {tmp_path}/broken.log"]
     await supervisor.stop(["broken"], drain_s=0.1)
+
+
+async def test_a_program_that_is_gone_at_a_restart_fails_the_cluster(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    """As a lack of memory or processes does: its service would be missed in silence."""
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\nrm "$0"\n')
+    program.chmod(0o755)
+    await supervisor.start(ProcessSpec("broken", [str(program)]))
+    error = await asyncio.wait_for(supervisor.failed, 20)
+    assert "No such file or directory" in str(error)
+    await supervisor.stop(["broken"], drain_s=0.1)
+
+
+def test_the_default_limit_of_restarts_is_reached_by_a_process_that_always_fails_at_once() -> None:
+    config = ClusterConfig()
+    failures, now_s = _Failures(config.max_restarts, config.restart_window_s, 0), 0.0
+    for _ in range(config.max_restarts):
+        assert not failures.add(now_s, was_ready=True, expects_progress=False)
+        now_s += failures.delay_s
+    assert failures.add(now_s, was_ready=True, expects_progress=False)
 
 
 async def test_a_user_error_is_final_and_carries_the_last_line_of_the_log(

@@ -107,6 +107,18 @@ def test_runs_are_compared_and_a_failed_one_is_told(
     assert "good" in (tmp_path / "comparison.html").read_text()
 
 
+def test_a_run_that_a_signal_killed_is_a_failure_of_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one for which there was no memory; the others succeed."""
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\n[ "$3" = --version ] || kill -KILL $$\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    runs = [(RunFolder(tmp_path / word), [word]) for word in ("--version", "init")]
+    assert sweep(runs, [{}], tmp_path) == 128 + signal.SIGKILL
+
+
 def test_each_of_the_runs_at_once_has_the_environment_of_its_place(tmp_path: Path) -> None:
     runs = [(RunFolder(tmp_path / name), ["init"]) for name in ("right", "wrong")]
     assert sweep(runs, [{"TAILRACE_LOG": "json"}, {"TAILRACE_LOG": "xml"}], tmp_path) == 2

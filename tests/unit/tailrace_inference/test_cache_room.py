@@ -153,3 +153,8 @@ def test_a_share_of_gpu_memory_needs_a_gpu() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(DeviceError, match="needs a CUDA device"):
             load_model(config_json(), InferenceConfig(gpu_memory_utilization=0.5))
+
+
+def test_a_cache_that_no_memory_holds_says_what_to_change() -> None:
+    with pytest.raises(DeviceError, match=r"lower inference\.kv_cache_tokens"):
+        make_engine(make_model(), kv_cache_tokens=10**14)

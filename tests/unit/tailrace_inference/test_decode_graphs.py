@@ -102,3 +102,17 @@ def test_new_weights_need_no_new_record_and_a_sleep_does(recorded: list[Compute]
     client.one([1, 2, 5], 8)
     assert len(recorded) == 2
     check(models[1], client)
+
+
+def test_more_rows_than_the_largest_graph_are_computed_without_one(
+    recorded: list[Compute], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_graphs, "_ROWS", [1, 2])
+    model = make_model()
+    client = Client(make_engine(model))
+    for number in range(5):
+        client.ask([number, 1, 2], 6)
+    client.ask([7, 8], 9)
+    client.finish()
+    assert recorded
+    check(model, client)

@@ -283,3 +283,36 @@ async def test_a_cancelled_caller_aborts_its_call() -> None:
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="it has no config"):
         engine_from_checkpoint(tmp_path, InferenceConfig())
+
+
+@pytest.mark.parametrize("step", ["sleep", "wake"])
+async def test_after_a_sleep_that_failed_in_the_middle_no_token_is_computed(
+    driver: EngineDriver, step: str
+) -> None:
+    """Its weights may be gone; its calls are held, and would wait for ever."""
+
+    def fail() -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    setattr(driver.engine, step, fail)
+    with pytest.raises(EngineFailedError, match="failed: RuntimeError: CUDA out of memory"):
+        await getattr(driver, step)()
+    with pytest.raises(EngineFailedError, match="out of memory"):
+        async with asyncio.timeout(60):
+            await driver.watch()
+
+
+async def test_a_call_that_an_engine_cannot_begin_is_not_open() -> None:
+    """It would be waited for at each drain."""
+
+    class Refusing(EngineDriver):
+        def submit(self, request: GenerateRequest, on_chunk: OnChunk) -> None:
+            raise KeyError("a bug in an engine of a user")
+
+    handler = InferenceHandler(Refusing(FakeEngine(), in_thread=False), lambda: False)
+    handler.has_weights = True
+    with pytest.raises(KeyError):
+        handler.submit(request("a", [1]), Sink())
+    assert handler.num_open == 0
+    async with asyncio.timeout(10):
+        await handler.finish(60.0)

@@ -59,3 +59,14 @@ def test_a_record_that_the_disk_took_in_part_leaves_the_others_readable(tmp_path
     found = [emission.episode_id for emission in read_emissions(tmp_path / "emissions.bin")]
     assert found == ["before", "after"]
     assert log.num_lost == 1
+
+
+def test_a_restarted_server_appends_behind_the_last_whole_record(tmp_path: Path) -> None:
+    path = tmp_path / "emissions-a.bin"
+    for episode, cut in (("e0", 0), ("torn", 3), ("e1", 0), ("torn", 1), ("e2", 0)):
+        log = EmissionLog(path)
+        log.append(episode, TokenChunk("c", pack_int32([7])))
+        log.close()
+        if cut:
+            path.write_bytes(path.read_bytes()[:-cut])
+    assert [emission.episode_id for emission in read_emissions(path)] == ["e0", "e1", "e2"]

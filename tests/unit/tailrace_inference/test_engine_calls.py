@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -82,6 +84,7 @@ def test_stop_strings_without_a_tokenizer_are_refused() -> None:
         ([1], 5, {"temperature": float("nan")}, "temperature"),
         ([1], 5, {"top_p": 0.0}, "top_p"),
         ([1], 5, {"top_k": -1}, "top_k"),
+        ([1], 5, {"top_k": 2**63}, "top_k"),
         ([1], 5, {"min_p": 1.5}, "min_p"),
         ([1], 5, {"stop_token_ids": (VOCAB_SIZE,)}, "stop_token_ids"),
         ([1], 5, {"stop": ("",)}, "stop"),
@@ -171,3 +174,34 @@ def test_more_calls_than_rows_take_turns_and_all_finish() -> None:
     client.finish()
     assert [one.generation.num_tokens for one in asked] == [5 + index for index in range(20)]
     assert client.engine.stats().num_finished == 20
+
+
+class _LateBox(deque[Any]):
+    """Inbox to which another thread adds `late` calls just after a step has found it empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late: list[Callable[[], None]] = []
+
+    def __bool__(self) -> bool:
+        if len(self):
+            return True
+        for add in self.late:
+            add()
+        self.late.clear()
+        return False
+
+
+def test_a_call_that_comes_with_its_abort_in_the_middle_of_a_step_is_aborted() -> None:
+    client = Client(make_engine(make_model()))
+    client.engine._intake._inbox = box = _LateBox()
+    client.ask([1], 3)
+
+    def come_and_go() -> None:
+        client.engine.abort(client.ask([2], 50).request.call_id)
+
+    box.late.append(come_and_go)
+    client.finish()
+    first, late = client.asked
+    assert first.generation.finish_reason is FinishReason.LENGTH
+    assert late.generation.finish_reason is FinishReason.ABORT

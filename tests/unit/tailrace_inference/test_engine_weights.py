@@ -275,3 +275,21 @@ def test_the_first_call_answers_soon_after_an_update_and_the_others_follow() -> 
     for one in asked:
         wanted = own_logprobs(newer, one.ids)[-5:]
         np.testing.assert_allclose(one.generation.inference_logprobs[-5:], wanted, atol=1e-4)
+
+
+def test_adapters_of_a_base_that_whole_weights_have_replaced_are_refused() -> None:
+    model = make_model()
+    stage = WeightStage(model)
+    down, up = np.ones((2, 32), np.float32), np.ones((64, 2), np.float32)
+    parts = [
+        TensorBytes(
+            f"model.layers.0.self_attn.q_proj.{name}.weight", "float32", array.shape, array.data
+        )
+        for name, array in (("lora_A", down), ("lora_B", up))
+    ]
+    stage.load([*weights_of(model), *parts], 0)
+    assert stage.base_version == 0
+    stage.load(weights_of(make_model(seed=1)), 1)
+    assert stage.base_version == -1
+    with pytest.raises(WeightMismatchError, match="add to version 0, held is -1"):
+        stage.load(parts, 2, base_version=0)

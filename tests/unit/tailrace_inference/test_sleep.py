@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from tailrace.config import ConfigError
+from tailrace.device_turn import DeviceTurn
+from tailrace.runtime import StopService
 from tailrace_inference.adapters.engines import check_sleep
+from tailrace_inference.adapters.sleeper import Sleeper
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.hf_engine import HfEngine
-from tailrace_inference.ports import EngineFeatures
+from tailrace_inference.ports import EngineFailedError, EngineFeatures
 from tailrace_protos.generation import FinishReason
 from tests.unit.tailrace_inference.harness import (
     Client,
@@ -76,3 +82,60 @@ def test_weights_staged_after_a_sleep_are_swapped_in_as_before() -> None:
 def test_an_engine_without_sleep_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"^colocated: the engine my_module:Mine cannot"):
         check_sleep(InferenceConfig(engine="my_module:Mine"), EngineFeatures())
+
+
+class FailingEngine:
+    """An engine that does not come back."""
+
+    async def pause(self) -> None:
+        """Holds no calls."""
+
+    async def sleep(self) -> None:
+        """Has no memory."""
+
+    async def wake(self) -> None:
+        raise EngineFailedError("no memory is left")
+
+
+async def test_a_server_whose_engine_does_not_wake_up_ends(tmp_path: Path) -> None:
+    """Its calls are held: it would keep them, and say that it is ready."""
+    learner, server = (DeviceTurn(tmp_path, "host", role) for role in ("learner", "server"))
+    await server.take()
+    sleeping = asyncio.create_task(Sleeper(FailingEngine(), server).run())  # type: ignore[arg-type]
+    async with asyncio.timeout(10):
+        await learner.take()
+        learner.give()
+        with pytest.raises(StopService, match="no memory is left") as stopped:
+            await sleeping
+    assert stopped.value.exit_code == 1
+    for turn in (learner, server):
+        await turn.aclose()
+
+
+def test_the_statistics_that_another_thread_asks_for_change_nothing() -> None:
+    """A list of rows that is remembered while the steps change it would be wrong from then on."""
+    _, client = made("hf")
+    asked = client.ask([3, 4, 5], 12)
+    client.engine.step()
+    batch = client.engine._batch
+    batch._active = None
+    assert client.engine.stats().used_tokens == len(asked.prompt) + 1
+    assert batch._active is None
+
+
+def test_a_sleep_gives_up_the_caches_that_a_model_keeps_itself() -> None:
+    model = make_model()
+    client = Client(make_engine(model, forward="rows"))
+    engine = client.engine
+    asked = client.ask([3, 4, 5], 12)
+    for _ in range(5):
+        engine.step()
+    assert engine._model.forward._kept  # type: ignore[attr-defined]
+    engine.pause()
+    engine.sleep()
+    assert not engine._model.forward._kept  # type: ignore[attr-defined]
+    engine.wake()
+    engine.resume()
+    client.finish()
+    wanted = own_logprobs(model, asked.ids)[-12:]
+    np.testing.assert_allclose(asked.generation.inference_logprobs, wanted, atol=1e-4)

@@ -169,6 +169,31 @@ async def test_programs_files_and_sessions_work_over_a_cluster(
     assert (cluster.claims, cluster.deleted) == ({}, ["plain", "task-7"])
 
 
+async def test_a_command_that_is_not_there_is_told_as_the_shell_tells_it(sandbox: BoxSandbox) -> None:
+    shell = await sandbox.open_session("kept_shell")
+    outcome = await shell.execute(Work("kept_shell", "no-such-command", 5.0))
+    assert outcome.exit_code == 127
+    assert "no-such-command" in outcome.stderr
+    code = "import sys; sys.stderr.write('mine'); sys.exit(127)"
+    assert (await sandbox.run(Work("python", code, 5.0))).stderr == "mine"
+
+
+async def test_a_command_that_ignores_its_end_was_stopped_too(sandbox: BoxSandbox) -> None:
+    shell = await sandbox.open_session("kept_shell")
+    work = Work("kept_shell", "trap '' TERM; while :; do sleep 0.1; done", 0.2)
+    assert (await shell.execute(work)).reason == "stopped"
+
+
+async def test_a_session_whose_call_was_cancelled_is_over(sandbox: BoxSandbox) -> None:
+    shell = await sandbox.open_session("kept_shell")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await shell.execute(Work("kept_shell", "sleep 1", 5.0))
+    with pytest.raises(SandboxLostError):
+        await shell.execute(Work("kept_shell", "true", 5.0))
+    await shell.close()
+
+
 async def test_a_service_removes_the_claims_of_its_predecessor_alone(cluster: FakeCluster) -> None:
     config = msgspec.structs.replace(CONFIG)
     first = AgentPods(config, "run.sandbox-0", cluster)

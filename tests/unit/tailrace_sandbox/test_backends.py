@@ -12,6 +12,7 @@ from tailrace_sandbox.adapters.backends import open_sandbox
 from tailrace_sandbox.adapters.box import BoxAnswer, BoxCommand
 from tailrace_sandbox.adapters.box_files import collected
 from tailrace_sandbox.adapters.docker import DockerBoxes, has_ended, own_process, run_command
+from tailrace_sandbox.adapters.tools import PythonTool
 from tailrace_sandbox.config import AgentSandboxConfig, CallLimits, DockerConfig, SandboxConfig
 from tailrace_sandbox.ports import Execution, SandboxLostError, SandboxSession, Work
 
@@ -28,6 +29,8 @@ class EchoSandbox:
         self.started = True
 
     async def run(self, work: Work) -> Execution:
+        if work.code == "full":
+            return Execution(1, reason="the {queue} is full")
         return Execution(0, f"{self._mark}{work.code} {self._wall_s:g}")
 
     async def open_session(self, mode: str = "session", image: str = "") -> SandboxSession:
@@ -47,6 +50,12 @@ async def test_a_class_of_the_user_is_a_backend() -> None:
     assert isinstance(sandbox, EchoSandbox)
     assert sandbox.started
     assert (await sandbox.run(Work("python", "code", 1.0))).stdout == "> code 7"
+
+
+async def test_reasons_of_a_users_backend_are_told_in_its_words() -> None:
+    config = SandboxConfig(backend=OWN, backend_args={"mark": ""})
+    result = await PythonTool(EchoSandbox(config, ""), config).execute({"code": "full"})
+    assert (result.content, result.is_error) == ("[ended because the {queue} is full]", True)
 
 
 async def test_a_backend_that_is_not_there_is_named() -> None:
@@ -140,6 +149,38 @@ async def test_a_container_that_does_not_start_in_time_is_lost(tmp_path: Path) -
         await boxes.open("shell", "")
 
 
+WITHOUT_CGROUPS = """
+case "$3" in
+cat) exit 1 ;;
+/bin/sh) exec /bin/sh -c "$(echo "$5" | sed 's#/sys/#/none/#g')" ;;
+esac
+[ "$1" != exec ] || exit 3
+"""
+
+
+async def test_a_command_fails_alone_where_the_runtime_shows_no_cgroups(tmp_path: Path) -> None:
+    """As gVisor (`runsc`): the container lives, though nothing tells whether memory ran out."""
+    docker = DockerConfig(image="i", program=fake_docker(tmp_path, WITHOUT_CGROUPS))
+    box = await DockerBoxes(SandboxConfig(backend="docker", docker=docker)).open("shell", "")
+    answer = await box.execute(BoxCommand(("false",), 5.0))
+    assert (answer.exit_code, answer.reason) == (3, "")
+
+
+async def test_a_container_that_is_gone_is_lost(tmp_path: Path) -> None:
+    script = '[ "$1" != exec ] || { echo "Error: No such container" >&2; exit 1; }'
+    docker = DockerConfig(image="i", program=fake_docker(tmp_path, script))
+    box = await DockerBoxes(SandboxConfig(backend="docker", docker=docker)).open("shell", "")
+    with pytest.raises(SandboxLostError, match="No such container"):
+        await box.execute(BoxCommand(("false",), 5.0))
+
+
+async def test_an_image_that_does_not_come_in_time_is_named_at_the_start(tmp_path: Path) -> None:
+    program = fake_docker(tmp_path, 'case "$1" in image) exit 1 ;; pull) exec sleep 30 ;; esac')
+    docker = DockerConfig(image="i", pull_s=0.1, program=program)
+    with pytest.raises(ConfigError, match=r"sandbox\.backend is docker: docker pull did not end"):
+        await DockerBoxes(SandboxConfig(backend="docker", docker=docker)).start()
+
+
 def test_a_living_service_keeps_its_containers_and_a_dead_one_does_not() -> None:
     boot, space, pid, started = own_process().split("-")
     assert not has_ended(own_process())
@@ -197,6 +238,18 @@ async def test_files_that_are_too_many_too_large_or_no_files_are_refused() -> No
     found = await collected(FakeBox([*names, "z" * 40], ["link"]), ("*",), 4 * 64)
     assert sorted(found.files) == names[:64]
     assert sorted(found.refused) == ["link", *names[64:], "z" * 40]
+
+
+class OddBox(FakeBox):
+    """A box with a file whose name is no UTF-8."""
+
+    async def execute(self, command: BoxCommand) -> BoxAnswer:
+        return BoxAnswer(0, b"1" if command.argv[0] == "head" else b"./a\xff\0/\0./l\xff\0")
+
+
+async def test_names_that_are_no_text_come_back_as_text() -> None:
+    found = await collected(OddBox([], []), ("*",), 100)
+    assert (found.files, found.refused) == ({"a\ufffd": b"1"}, ("l\ufffd",))
 
 
 async def test_a_pattern_that_makes_matchers_slow_does_not() -> None:

@@ -46,6 +46,12 @@ async def test_a_machine_that_confines_less_than_wanted_is_refused_with_the_reme
     assert os.listdir(tmp_path) == []
 
 
+async def test_a_folder_for_calls_that_is_not_there_is_named(tmp_path: Path) -> None:
+    config = SandboxConfig(workspace_dir=str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"sandbox\.workspace_dir: cannot use .*none"):
+        await prepare(config, reporting(FULL))
+
+
 async def test_less_is_accepted_where_the_configuration_says_so(tmp_path: Path) -> None:
     config = SandboxConfig(tier="partial", workspace_dir=str(tmp_path))
     place = await prepare(config, reporting(replace(FULL, landlock_abi=0)))

@@ -1,6 +1,6 @@
 """Rules of verl whose result depends on further settings."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tailrace.config.settings import Lookup, NoEffectError, value_names
@@ -250,19 +250,30 @@ def critic_path(path: Any, lookup: Lookup) -> Mapping[str, Any]:
     return {} if is_copy or not has_critic(lookup) else {"learner.critic.pretrain": path}
 
 
-def overlong(used: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Penalty for the last tokens before the longest reply."""
-    if not used:
-        return {}
-    longest, buffer = lookup("data.max_response_length"), lookup("reward_model.overlong_buffer.len")
-    if not longest or not buffer:
-        raise ValueError("needs data.max_response_length and the length of the buffer")
-    return {"learner.overlong_max_tokens": longest, "learner.overlong_buffer_tokens": buffer}
+Derive = Callable[[Any, Lookup], Mapping[str, Any]]
 
 
-def reward_model(used: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Directory of the reward model."""
-    path = lookup("reward_model.model.path")
-    if used and not path:
-        raise ValueError("reward_model.model.path names no model")
-    return {"reward.reward_pretrain": path} if used else {}
+def overlong(section: str) -> Derive:
+    """Penalty for the last tokens before the longest reply, by the buffer in `section`."""
+
+    def derive(used: Any, lookup: Lookup) -> Mapping[str, Any]:
+        if not used:
+            return {}
+        longest, buffer = lookup("data.max_response_length"), lookup(f"{section}.len")
+        if not longest or not buffer:
+            raise ValueError("needs data.max_response_length and the length of the buffer")
+        return {"learner.overlong_max_tokens": longest, "learner.overlong_buffer_tokens": buffer}
+
+    return derive
+
+
+def reward_model(name: str) -> Derive:
+    """Directory of the reward model, in the setting `name`."""
+
+    def derive(used: Any, lookup: Lookup) -> Mapping[str, Any]:
+        path = lookup(name)
+        if used and not path:
+            raise ValueError(f"{name} names no model")
+        return {"reward.reward_pretrain": path} if used else {}
+
+    return derive

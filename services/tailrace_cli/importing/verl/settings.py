@@ -1,5 +1,7 @@
 """verl (volcengine/verl): the table of the PPO trainer's configuration, and its defaults."""
 
+from collections.abc import Iterator
+
 from tailrace.config.settings import Derived, Refused, Rule, values
 from tailrace_cli.importing import value_names as names
 from tailrace_cli.importing.rules import (
@@ -10,6 +12,7 @@ from tailrace_cli.importing.rules import (
     data_files,
     is_on,
     read_with,
+    repeats,
     run_name,
     to,
     where,
@@ -175,26 +178,44 @@ _ALGORITHM: tuple[Rule, ...] = (
     ),
 )
 
-_REWARD: tuple[Rule, ...] = (
-    Derived(
-        "reward_model.overlong_buffer.enable",
+_ARGUMENTS = ("reward_model.reward_kwargs", "reward.reward_kwargs")  # of older and newer versions
+_BUFFERS = ("reward_model.overlong_buffer", *(f"{each}.overlong_buffer_cfg" for each in _ARGUMENTS))
+
+
+def _overlong(buffer: str) -> Iterator[Rule]:
+    yield Derived(
+        f"{buffer}.enable",
         ("learner.overlong_max_tokens", "learner.overlong_buffer_tokens"),
-        rules.overlong,
+        rules.overlong(buffer),
         "with its length and `data.max_response_length`",
+    )
+    yield from where(
+        is_on(f"{buffer}.enable"),
+        f"{buffer.rpartition('.')[2]}.enable is off",
+        read_with(f"{buffer}.len", "enable"),
+    )
+    yield Refused(f"{buffer}.penalty_factor", "the penalty rises to 1", (1.0,))
+
+
+def _reward_model(section: str, path: str) -> Iterator[Rule]:
+    yield Derived(
+        f"{section}.enable", ("reward.reward_pretrain",), rules.reward_model(path), "with its model"
+    )
+    yield from where(
+        is_on(f"{section}.enable"), f"{section}.enable is off", read_with(path, f"{section}.enable")
+    )
+
+
+_REWARD: tuple[Rule, ...] = (
+    *(rule for buffer in _BUFFERS for rule in _overlong(buffer)),
+    *(
+        repeats(f"{each}.max_resp_len", "data.max_response_length", "replies have one bound")
+        for each in _ARGUMENTS
     ),
-    *where(
-        is_on("reward_model.overlong_buffer.enable"),
-        "overlong_buffer.enable is off",
-        read_with("reward_model.overlong_buffer.len", "enable"),
-    ),
-    Refused("reward_model.overlong_buffer.penalty_factor", "the penalty rises to 1", (1.0,)),
-    Derived("reward_model.enable", ("reward.reward_pretrain",), rules.reward_model, "with its model"),
-    *where(
-        is_on("reward_model.enable"),
-        "reward_model.enable is off",
-        read_with("reward_model.model.path", "reward_model.enable"),
-    ),
+    *_reward_model("reward_model", "reward_model.model.path"),
+    *_reward_model("reward.reward_model", "reward.reward_model.model_path"),
     Refused("custom_reward_function", _FUNCTION),
+    Refused("reward.custom_reward_function", _FUNCTION),
 )
 
 # Source: `_generated_ppo_trainer.yaml` and `OptimizerConfig` of verl; only where our default differs.
@@ -250,6 +271,8 @@ VERL = System(
         f"{ROLLOUT}.load_format",
         f"{ROLLOUT}.mode",
         "data.return_raw_chat",
+        "*.overlong_buffer*.log",
+        "reward.num_workers",
         "trainer.balance_batch",
         "trainer.log_val_generations",
         "trainer.device",

@@ -6,6 +6,7 @@ if found[1] == 'open' then
   redis.call('HSET', session, 'record', ARGV[2])
   redis.call('EXPIRE', session, ARGV[5], 'GT')
   redis.call('EXPIRE', P .. 'session_key:' .. found[3], ARGV[5], 'GT')
+  redis.call('EXPIRE', log, ARGV[5], 'GT')
   return found[2]
 end
 local old = redis.call('HGET', session, 'key')

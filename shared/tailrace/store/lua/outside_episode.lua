@@ -9,6 +9,23 @@ local one = P .. 'outside:' .. id
 local function forget_key(episode)
   local key = redis.call('HGET', episode, 'key')
   if key then redis.call('DEL', P .. 'outside_key:' .. key) end
+  redis.call('HDEL', episode, 'key')
+end
+
+local function forget_holder(name)
+  local episode = P .. 'outside:' .. name
+  local holder = redis.call('HGET', episode, 'holder')
+  if holder and redis.call('GET', P .. 'outside_of:' .. holder) == name then
+    redis.call('DEL', P .. 'outside_of:' .. holder)
+  end
+  redis.call('HDEL', episode, 'holder')
+end
+
+-- Tells whether the member of its group has settled, or its group is closed (or was never recorded).
+local function has_settled(name)
+  local group, member = string.match(name, '^(.*)%.(.*)$')
+  group = P .. 'group:' .. group
+  return redis.call('EXISTS', group) == 0 or redis.call('HEXISTS', group, 's' .. member) == 1
 end
 
 local function leave_queues()
@@ -19,9 +36,10 @@ end
 local operations = {}
 
 -- offer, lease_s, now, lifetime in s: an episode that was offered before keeps its state, and its time and its
--- lease begin anew: the run may have been stopped. Returns the state.
+-- lease begin anew: the run may have been stopped. One that is over and settled stays so. Returns the state.
 function operations.offer(offer, lease_s, now, lifetime_s)
   local state = redis.call('HGET', one, 'state')
+  if state == 'over' and has_settled(id) then return state end
   if not state or state == 'over' then
     forget_key(one)
     redis.call('DEL', one)
@@ -47,7 +65,7 @@ local function expire(now)
         redis.call('HSET', episode, 'seen', length)
         redis.call('ZADD', leased, now + found[3], name)
       else
-        redis.call('HDEL', episode, 'holder')
+        forget_holder(name)
         redis.call('HSET', episode, 'state', 'waiting', 'used', 1)
         redis.call('ZADD', waiting, 0, name)
       end
@@ -81,6 +99,7 @@ function operations.lease(now)
     local name = redis.call('ZPOPMIN', waiting)[1]
     if not name then return false end
     if redis.call('HGET', P .. 'outside:' .. name, 'state') == 'waiting' then
+      forget_key(P .. 'outside:' .. name) -- from now on: what its earlier holder sent comes too late
       local taken = take(name, holder, now)
       return {taken[1], taken[2], taken[3], 0}
     end
@@ -97,18 +116,21 @@ function operations.bind(key)
   return 1
 end
 
--- now: prolongs a lease. Returns 1 if the episode is leased.
+-- now: prolongs a lease. Returns its length, '0' if the episode is not leased, or false if there is none.
 function operations.renew(now)
   local found = redis.call('HMGET', one, 'state', 'lease_s')
-  if found[1] ~= 'leased' then return 0 end
+  if not found[1] then return false end
+  if found[1] ~= 'leased' then return '0' end
   redis.call('ZADD', leased, now + found[2], id)
-  return 1
+  return found[2]
 end
 
--- result, digest: the first result counts. Returns taken, same, other, over or unknown.
-function operations.settle(result, digest)
-  local found = redis.call('HMGET', one, 'state', 'digest')
+-- result, digest, hash of the sender's key ('' for any): the first result counts. Returns taken, same, other, over,
+-- unknown, or lost if the key does not open the episode any more.
+function operations.settle(result, digest, key)
+  local found = redis.call('HMGET', one, 'state', 'digest', 'key')
   if not found[1] then return 'unknown' end
+  if key ~= '' and found[3] ~= key then return 'lost' end
   if found[2] then return found[2] == digest and 'same' or 'other' end
   if found[1] == 'over' then return 'over' end
   redis.call('HSET', one, 'state', 'rewarded', 'result', result, 'digest', digest)
@@ -121,18 +143,18 @@ function operations.progress(...)
   local found = {}
   for _, name in ipairs({id, ...}) do
     local episode = redis.call('HMGET', P .. 'outside:' .. name, 'state', 'started', 'result')
-    local group, member = string.match(name, '^(.*)%.(.*)$')
-    local settled = redis.call('HEXISTS', P .. 'group:' .. group, 's' .. member)
-    if redis.call('EXISTS', P .. 'group:' .. group) == 0 then settled = 1 end  -- closed, or never recorded
-    found[#found + 1] = {name, episode[2], settled, episode[1] == 'rewarded' and episode[3]}
+    found[#found + 1] = {name, episode[2], has_settled(name) and 1 or 0, episode[1] == 'rewarded' and episode[3]}
   end
   return found
 end
 
--- outcome, lifetime in s: no agent gets the episode any more; late rewards find its end.
+-- outcome, lifetime in s: no agent gets the episode any more; late rewards find its (first) end.
 function operations.close(outcome, lifetime_s)
   leave_queues()
-  if redis.call('EXISTS', one) == 0 then return 0 end
+  local state = redis.call('HGET', one, 'state')
+  if not state then return 0 end
+  if state == 'over' then return 1 end
+  forget_holder(id)
   redis.call('HSET', one, 'state', 'over', 'outcome', outcome)
   redis.call('HDEL', one, 'offer', 'result')
   redis.call('EXPIRE', one, lifetime_s)

@@ -102,6 +102,8 @@ async def test_it_gets_only_the_arguments_that_its_signature_names() -> None:
 
 
 MODULE = """
+import functools
+
 class Agent:
     def __init__(self, style="plain"):
         if style == "bad":
@@ -116,6 +118,17 @@ class Blocking:
 
 class Silent:
     pass
+
+def timed(run):
+    @functools.wraps(run)
+    def wrapped(self, data, **offered):
+        return run(self, data, **offered)
+    return wrapped
+
+class Timed:
+    @timed
+    async def run(self, data, base_url):
+        return 1.0
 
 class Demanding:
     async def run(self, data, model):
@@ -138,6 +151,11 @@ def test_a_class_is_named_with_a_dot_or_a_colon_and_made_with_its_kwargs(
 ) -> None:
     made = load_workflow(f"{module}{separator}Agent", {"style": "formal"}, "agents.workflow.agent")
     assert made.style == "formal"  # type: ignore[attr-defined]
+
+
+async def test_a_decorated_run_is_async_too(module: str) -> None:
+    workflow = load_workflow(f"{module}.Timed", {}, "agents.workflow.agent")
+    assert (await run_to_end(workflow, {}, OFFERED)).rewards == {"": 1.0}
 
 
 @pytest.mark.parametrize(

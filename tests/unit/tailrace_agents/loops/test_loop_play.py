@@ -434,6 +434,17 @@ async def test_a_tool_with_state_gets_it_back_before_it_is_called_anew() -> None
     assert resumed.metrics["num_repeated_otherwise"] == 0
 
 
+async def test_parallel_calls_wait_until_a_tool_with_state_has_it_back() -> None:
+    both = calls(("pile", {"thing": "c"}), ("pile", {"thing": "d"}))
+    script = [*(calls(("pile", {"thing": thing})) for thing in "ab"), both, "Done."]
+    journal = RecordList()
+    whole = await play(ToolAgentLoop, ChatPolicy(*script), [Pile], journal=journal)
+    kept = RecordList(journal.records[:4])
+    resumed = await play(ToolAgentLoop, ChatPolicy(*script[2:]), [Pile], journal=kept)
+    assert [one.content for one in resumed.messages[-3:-1]] == ["a b c", "a b c d"]
+    assert [one.content for one in resumed.messages] == [one.content for one in whole.messages]
+
+
 # The registry
 
 

@@ -146,6 +146,9 @@ class RecordList:
             raise self.error
         self.records.append(encode(record))
 
+    async def require_own(self) -> None:
+        """Nobody else loads it."""
+
     async def clear(self) -> None:
         self.records.clear()
 

@@ -102,6 +102,20 @@ PIECES: list[tuple[str, dict[str, Any]]] = [
         {"learner.overlong_max_tokens": 100, "learner.overlong_buffer_tokens": 20},
     ),
     (
+        "{data: {max_response_length: 100}, reward: {reward_kwargs: {overlong_buffer_cfg: "
+        "{enable: true, len: 30}}}}",
+        {"learner.overlong_max_tokens": 100, "learner.overlong_buffer_tokens": 30},
+    ),
+    (
+        "{data: {max_response_length: 100}, reward_model: {reward_kwargs: {overlong_buffer_cfg: "
+        "{enable: true, len: 40}, max_resp_len: 100}}}",
+        {"learner.overlong_max_tokens": 100, "learner.overlong_buffer_tokens": 40},
+    ),
+    (
+        "{reward: {reward_model: {enable: true, model_path: rm}}}",
+        {"reward.reward_pretrain": "rm"},
+    ),
+    (
         "{trainer: {logger: [console, wandb, tensorboard], project_name: p}}",
         {"learner.wandb": {"project": "p", "mode": "online"}, "learner.tensorboard": True},
     ),
