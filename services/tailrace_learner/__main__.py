@@ -56,7 +56,7 @@ from tailrace_learner.core.step.run_state import (
     origin,
     resumed_state,
 )
-from tailrace_learner.core.step.warm_start import DivergedError, TooFewDemonstrationsError
+from tailrace_learner.core.step.warm_start import DivergedError, TooFewDemonstrationsError, checked
 from tailrace_learner.handlers import SERVICE, Learner, LearnerPorts
 from tailrace_learner.ports import OWN_DEVICE
 from tailrace_protos.base import encode_json
@@ -240,7 +240,7 @@ class _Process:
 
         rows = demonstrations(warm, self.trainer.card, self.run.chat, self.run.seed)
         try:
-            return self.trainer.warm_start(rows, on_step)
+            return checked(self.trainer.warm_start(rows, on_step))
         except (DivergedError, TooFewDemonstrationsError) as error:
             raise ConfigError(str(error)) from error
 

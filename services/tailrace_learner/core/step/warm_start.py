@@ -50,8 +50,6 @@ def warm_start(
 ) -> float:
     """Trains and returns the last step's mean loss. `on_step(step, loss)` is called after each.
 
-    `DivergedError` if that loss is not finite.
-
     Every rank gets the same rows. `optimizer` is made with `warm.training_args`.
     """
     args = warm.training_args
@@ -76,6 +74,11 @@ def warm_start(
         optimizer.update(count=count, learning_rate=rate, max_grad_norm=args.max_grad_norm)
         loss = ranks.sums([loss_sum])[0] / count
         on_step(step + 1, loss)
+    return loss
+
+
+def checked(loss: float) -> float:
+    """Last loss of a warm start; `DivergedError` if it is not finite."""
     if not math.isfinite(loss):
         raise DivergedError(loss)
     return loss

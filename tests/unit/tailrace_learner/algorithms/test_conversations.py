@@ -16,7 +16,7 @@ from msgspec.structs import replace as replaced
 
 from tailrace.ledger import Ledger
 from tailrace_learner.config import CriticArgs, LearnerConfig
-from tailrace_learner.core.algorithms import ESTIMATORS, Advantages
+from tailrace_learner.core.algorithms import ESTIMATORS, Advantages, Returns, Turns
 from tailrace_learner.core.algorithms.advantages.shaping import shaped
 from tailrace_learner.core.batch.group_returns import NO_LIMITS, group_returns
 from tailrace_learner.core.step.step_advantages import finish_advantages
@@ -295,3 +295,32 @@ def test_equal_returns_of_agents_whose_episodes_differ_teach_nothing_about_them(
 def test_a_reward_of_zero_is_a_reward() -> None:
     found = credit(teams([team(1.0, 0.0), team(0.0, 1.0)], CONCAT), settings_of("rloo"))
     assert (found[0, 8], found[1, 8]) == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "gae"])
+def test_a_conversation_in_which_nothing_was_sampled_changes_nothing(name: Any) -> None:
+    """Its rows have returns, and no token that could have an advantage."""
+    masks = (np.ones(3, np.uint8), np.zeros(3, np.uint8))
+    turns = tuple(Turns(np.array([3], np.int32), np.zeros(1), np.zeros(0, np.int64)) for _ in masks)
+    given = Returns(
+        rewards=np.array([1.0, 0.0]),
+        is_valid=np.ones(2, np.bool_),
+        row_rewards=(np.array([1.0, 0.5]), np.array([0.0, 0.25])),
+        loss_masks=(masks, masks),
+        turns=(turns, turns),
+        greedy=1 if name == "remax" else -1,
+        conversations=(np.array([0, 1]), np.array([0, 1])),
+    )
+    settings = settings_of(name)
+    found = ESTIMATORS[name](given, settings).per_token
+    alone = replace(
+        given,
+        row_rewards=tuple(each[:1] for each in given.row_rewards),
+        loss_masks=tuple(each[:1] for each in given.loss_masks),
+        turns=tuple(each[:1] for each in given.turns),
+        conversations=tuple(each[:1] for each in given.conversations),
+    )
+    wanted = ESTIMATORS[name](alone, settings).per_token
+    for rows, (row,) in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(rows[0], row)
+        assert not rows[1].any()

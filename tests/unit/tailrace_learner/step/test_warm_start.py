@@ -16,7 +16,12 @@ from tailrace_learner.adapters.model_source import scratch_card
 from tailrace_learner.config import WarmStart
 from tailrace_learner.core.batch.rows import TrainingRow, demonstration_row
 from tailrace_learner.core.step.optimizer import SummedOptimizer
-from tailrace_learner.core.step.warm_start import DivergedError, TooFewDemonstrationsError, warm_start
+from tailrace_learner.core.step.warm_start import (
+    DivergedError,
+    TooFewDemonstrationsError,
+    checked,
+    warm_start,
+)
 from tests.unit.tailrace_learner.factory import VOCABULARY, config, make_policy
 from tests.unit.tailrace_learner.stepping import weights
 from tests.unit.tailrace_learner.test_checkpoints import SCRATCH
@@ -117,5 +122,7 @@ def test_too_few_demonstrations_are_an_error_that_counts_them() -> None:
 def test_a_start_whose_loss_is_no_number_is_an_error_that_says_what_to_change() -> None:
     """All updates after the first are thrown away, and the run would train a broken model."""
     far = msgspec.structs.replace(WARM, learning_rate=1e30, warmup_steps=0)
+    _, last, _ = started(demonstrations(48), far)
     with pytest.raises(DivergedError, match=r"learner\.warm_start diverged.* lower learning_rate"):
-        started(demonstrations(48), far)
+        checked(last)
+    assert checked(0.5) == 0.5

@@ -23,4 +23,7 @@ ESTIMATOR = Estimator(opo, compares_group=True)
 
 
 def _weighted(comparison: ComparisonSet) -> tuple[float, float]:
-    return float(comparison.num_tokens @ comparison.returns) / float(comparison.num_tokens.sum()), 1.0
+    num_tokens = max(
+        int(comparison.num_tokens.sum()), 1
+    )  # rows without a policy token have no advantage
+    return float(comparison.num_tokens @ comparison.returns) / num_tokens, 1.0
