@@ -119,7 +119,8 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
     models on the CPU, whose steps take milliseconds, and a thread for all others."""
 
     stream_interval_ms: float = 20.0
-    """Longest time that the server holds sampled tokens before it sends them."""
+    """Longest time that the server holds sampled tokens before it sends them. `vllm` counts tokens
+    alone, at most four of a call."""
 
     stream_chunk_tokens: int = 32
     """Number of sampled tokens of one call that the server sends at once."""
