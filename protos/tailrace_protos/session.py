@@ -53,7 +53,7 @@ class LedgerNode(Message, frozen=True, tag="ledger_node", omit_defaults=True, gc
 
 
 class RewardSet(Message, frozen=True, tag="reward_set"):
-    """A call got a reward, in a session's log; an empty id is the last call before it."""
+    """A call got a reward, in a session's log."""
 
     completion_id: str
     reward: Finite

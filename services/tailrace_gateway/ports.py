@@ -37,7 +37,7 @@ class SessionState(Protocol):
 
     @property
     def entries(self) -> tuple[bytes, ...]:
-        """Encoded `LedgerNode`s and `RewardSet`s."""
+        """Encoded `LedgerNode`s, `RewardSet`s and `CallRefused`s."""
 
     @property
     def answer(self) -> bytes | None:

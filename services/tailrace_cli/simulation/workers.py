@@ -218,7 +218,7 @@ class SimWorkers:
             self._hooks.on_episode(episode.context)
             self._settle(episode, "valid")
             return True
-        self._tell(ev.TurnEnded(episode.episode_id, turn.context, plan.output_tokens))
+        self._tell(ev.TurnEnded(episode.episode_id, turn.context))
         self._tell(ev.ToolStarted(episode.episode_id))
         self._time.at(self._time.now_s + plan.tool_s, self._tool_ended, episode, plan.tool_s)
         return False

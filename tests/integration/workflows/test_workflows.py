@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -299,3 +300,26 @@ async def test_a_drained_worker_hands_its_episode_on(world: WorkflowWorld) -> No
     (played,) = (await world.agents.trajectories(1)).values()
     assert played.outcome is Outcome.OK
     assert [trained(row) for row in played.rows] == world.sampled()[1:]
+
+
+async def test_a_worker_that_lost_its_episode_unawares_leaves_it_to_the_next(
+    world: WorkflowWorld,
+) -> None:
+    await world.gateway.start_gateway()
+    settings = world.settings("gateway_agents.Twice")
+    world.model.hold = True
+    worker = world.agents.spawn_agents("w0", **settings)
+    await world.admit()
+    await eventually(lambda: world.model.num_held == 1, 40)
+    worker.running.send_signal(signal.SIGSTOP)  # no heartbeat keeps its message
+    await world.agents.start_agents("w1", **settings)
+    await eventually(lambda: len(world.model.requests) == 2, 40)
+    worker.running.send_signal(signal.SIGCONT)
+    reports = world.agents.scheduler.reports
+    await eventually(lambda: any(one.worker_id == "w0" and one.released for one in reports), 40)
+    world.model.release()
+    (settled,) = (await world.agents.settled(1)).values()
+    assert (settled.outcome, settled.reward) == (Outcome.OK, 1.5)
+    (played,) = (await world.agents.trajectories(1)).values()
+    (row,) = played.rows
+    assert trained(row) == [token for call in world.sampled()[1:] for token in call]

@@ -90,7 +90,6 @@ class TurnEnded(Struct, frozen=True, gc=False):
 
     episode_id: str
     context_tokens: int
-    sampled_tokens: int = 0
 
 
 class ToolStarted(Struct, frozen=True, gc=False):
@@ -175,7 +174,6 @@ class StepDone(Struct, frozen=True, gc=False):
 
     optimizer_step: int
     num_trained_tokens: int = 0
-    num_masked_tokens: int = 0
 
 
 class AdmissionBounded(Struct, frozen=True, gc=False):

@@ -151,7 +151,7 @@ class FakeCluster(RuleBasedStateMachine):
             return
         self.tell(ev.CallsReported(self.where[one], 0, 1))
         self.groups[group][member] = "tool"
-        self.tell(ev.TurnEnded(one, self.context[one], tokens))
+        self.tell(ev.TurnEnded(one, self.context[one]))
         self.tell(ev.ToolStarted(one))
 
     @rule(which=pick, cached=st.integers(0, 900))
