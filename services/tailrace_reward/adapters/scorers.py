@@ -129,7 +129,7 @@ class SandboxTests:
 
 
 def _ended(result: ToolResult) -> dict[str, Any] | None:
-    """What the sandbox tells of a program's end; None if it had to end the program."""
+    """End of a program as the sandbox tells it; None if the sandbox had to end it."""
     failed = result.infra_error or (
         result.content
         if result.error_kind in (ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.INVALID_ARGUMENTS)
