@@ -29,7 +29,7 @@ from tailrace_scheduler.core.streams.decisions import (
 from tailrace_scheduler.core.streams.placement import PlacementRule
 from tailrace_scheduler.core.streams.records import StreamEpisode, StreamGroup, StreamServer
 from tailrace_scheduler.core.streams.settings import StreamSettings
-from tailrace_scheduler.core.streams.starts import next_member, take_member
+from tailrace_scheduler.core.streams.starts import next_member
 
 SWEEP_S = 5.0  # between two looks at long tool calls
 UNBOUNDED: Mapping[Phase, int] = MappingProxyType({})
@@ -60,7 +60,6 @@ class StreamCore:
             ev.EpisodeEnded: self.book.episode_ended,
             ev.EpisodeReleased: self.book.episode_released,
             ev.EpisodeHeld: self.book.episode_held,
-            ev.EpisodeReady: self.book.episode_ready,
             ev.GroupOpened: self.book.group_opened,
             ev.GroupComplete: self.book.group_complete,
             ev.GroupsTaken: self.book.groups_taken,
@@ -180,7 +179,7 @@ class StreamCore:
         if group.phase in rooms:
             rooms[group.phase] = room - 1
         member = next_member(group)
-        take_member(group, member)
+        group.next_member = member + 1
         episode = book.start(group, member, server, now_s)
         decided.append(StartEpisode(episode.episode_id, server.server_id))
         return True

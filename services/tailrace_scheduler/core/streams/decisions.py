@@ -1,8 +1,7 @@
 """Decisions that `StreamCore.decide` returns, each once and in the order to carry them out.
 
-The caller carries out all of them; what a decision changed is already part of the core's state. If one
-cannot be carried out, the caller says so by an event: `EpisodeReady` for a start that was not
-published, `TurnAsked` with `failed` for a turn that did not reach its server.
+The caller carries out all of them; what a decision changed is already part of the core's state. A turn
+that does not reach its server comes back as `TurnAsked` with `failed`.
 """
 
 from msgspec import Struct

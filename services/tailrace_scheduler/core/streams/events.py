@@ -28,12 +28,6 @@ class GroupOpened(Struct, frozen=True, gc=False):
     held: tuple[int, ...] = ()  # members that a worker plays already: they do not start again
 
 
-class EpisodeReady(Struct, frozen=True, gc=False):
-    """A member must start (again): it was lost."""
-
-    episode_id: str
-
-
 class EpisodeHeld(Struct, frozen=True, gc=False):
     """A worker says that it plays this episode on this server, for example after a restart of the
     scheduler. Repeats are free."""
@@ -187,7 +181,6 @@ class AdmissionBounded(Struct, frozen=True, gc=False):
 
 Event = (
     GroupOpened
-    | EpisodeReady
     | EpisodeHeld
     | EpisodeEnded
     | EpisodeReleased

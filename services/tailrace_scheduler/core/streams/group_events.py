@@ -78,17 +78,6 @@ class GroupEvents:
             self.ages.sampled(group, event.version)
         self.queue.add_group(group)
 
-    def episode_ready(self, event: ev.EpisodeReady, now_s: float) -> None:
-        """Let a member start (again)."""
-        group, member = self._member(event.episode_id)
-        if group is None or group.state != "open" or member in group.settled:
-            return
-        self._end(event.episode_id, group, member)
-        group.absent.discard(member)
-        if member not in group.waiting and group.next_member > member:
-            group.waiting.append(member)
-            self.queue.add_group(group)
-
     def group_complete(self, event: ev.GroupComplete, now_s: float) -> None:
         """All members settled: the group waits for the learner, or is of no use."""
         self.credit.complete(event.group_id, event.num_valid, event.num_bytes)

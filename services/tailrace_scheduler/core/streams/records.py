@@ -5,7 +5,6 @@ A member that waits has no record: its group's range holds it. So 100,000 waitin
 """
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -39,7 +38,6 @@ class StreamGroup:
     done_tokens: float = 0.0  # sampled by members that ended
     old_tokens: float = 0.0  # sampled before the first step after its first start
     settled: set[int] = field(default_factory=set)
-    waiting: deque[int] = field(default_factory=deque)  # members to start again
     next_member: int = 0  # first of the range that has not started
     live: dict[int, "StreamEpisode"] = field(default_factory=dict)
     absent: set[int] = field(default_factory=set)  # played by a worker not heard of yet

@@ -1,6 +1,6 @@
 """Queue of everything that waits for a server: oldest group first, then arrival.
 
-A group that waits is one entry, whatever its size; a held turn or a lost member is one of its own.
+A group that waits is one entry, whatever its size; a held turn is one of its own.
 Entries die in place and are dropped at the head.
 """
 
@@ -47,10 +47,6 @@ class StartQueue:
 
 def next_member(group: StreamGroup) -> int:
     """Return the member of a group that starts next; -1 if all have started."""
-    while group.waiting:
-        if _waits(group, group.waiting[0]):
-            return group.waiting[0]
-        group.waiting.popleft()
     while group.next_member < group.num_members:
         member = group.next_member
         if _waits(group, member):
@@ -63,11 +59,3 @@ def _waits(group: StreamGroup, member: int) -> bool:
     return not (
         member in group.settled or member in group.live or member in group.absent or member in group.cut
     )
-
-
-def take_member(group: StreamGroup, member: int) -> None:
-    """The member has started."""
-    if group.waiting and group.waiting[0] == member:
-        group.waiting.popleft()
-    else:
-        group.next_member = max(group.next_member, member + 1)

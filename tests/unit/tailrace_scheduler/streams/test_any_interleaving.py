@@ -170,16 +170,6 @@ class FakeCluster(RuleBasedStateMachine):
             self.settle(*self.split(running[which % len(running)]), is_valid)
 
     @rule(which=pick)
-    def an_episode_is_lost(self, which: int) -> None:
-        running = self.episodes("run")
-        if running:
-            one = running[which % len(running)]
-            group, member = self.split(one)
-            self.groups[group][member] = "wait"
-            del self.where[one]
-            self.tell(ev.EpisodeReady(one))
-
-    @rule(which=pick)
     def an_episode_is_handed_to_another_worker(self, which: int) -> None:
         found = self.episodes("run", "tool")
         if found:
