@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from tailrace_inference.adapters.sglang_settings import (
     host_cache_tokens,
     model_folder,
     server_arguments,
+    usable_tokens,
 )
 from tailrace_inference.adapters.sglang_thread import CallOutput, SGLangThread
 from tailrace_inference.adapters.staging import (
@@ -75,9 +77,12 @@ class SGLangEngine(StagedEngine):
         self._config = config
         self._folder = OwnFolder()  # the model's configuration and the sockets
         dtype = model_folder(card, config, self._folder.path)
-        self._max_len = min(max_sequence_tokens(config, card), config.kv_cache_tokens)
+        self._max_len = max_sequence_tokens(config, card)
+        if not config.gpu_memory_utilization:
+            self._max_len = min(self._max_len, config.kv_cache_tokens)
         arguments = server_arguments(config, self._folder.path, self._max_len, dtype)
-        self._host_capacity_tokens = host_cache_tokens(card, config, dtype)
+        self._host_cache_tokens = partial(host_cache_tokens, card, config, dtype)
+        self._capacity_tokens = self._host_capacity_tokens = 0  # SGLang knows them when it has started
         self.features = EngineFeatures(
             stop_strings=self._tokenizer is not None,
             adapters=True,
@@ -117,6 +122,9 @@ class SGLangEngine(StagedEngine):
         except ForeignCodeError as error:
             self._remove_files()
             raise EngineRefusalError(f"{error} (inference.engine_args, or the model)") from error
+        self._capacity_tokens = usable_tokens(self._config, self._sglang.num_cache_tokens)
+        self._max_len = min(self._max_len, self._capacity_tokens)
+        self._host_capacity_tokens = self._host_cache_tokens(self._capacity_tokens)
         self._watching = asyncio.create_task(self._watch(), name="sglang watch")
 
     async def watch(self) -> NoReturn:
@@ -329,7 +337,7 @@ class SGLangEngine(StagedEngine):
         decoding = (load and load.decode_moments) or [0.0] * 3  # steps, calls in them, microseconds
         return EngineStats(
             policy_version=self.policy_version,
-            capacity_tokens=self._config.kv_cache_tokens,
+            capacity_tokens=self._capacity_tokens,
             used_tokens=used,
             cached_tokens=max(0, load.num_used_tokens - used) if load else 0,
             num_steps=int(decoding[0]),

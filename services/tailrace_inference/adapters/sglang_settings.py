@@ -96,15 +96,26 @@ def model_folder(card: ModelCard, config: InferenceConfig, folder: Path) -> torc
     return dtype
 
 
-def host_cache_tokens(card: ModelCard, config: InferenceConfig, dtype: torch.dtype) -> int:
-    """Tokens of SGLang's hierarchical cache in host memory; 0 without one."""
+def usable_tokens(config: InferenceConfig, num_tokens: int) -> int:
+    """Tokens for calls of a cache of `num_tokens`, without those that SGLang keeps to itself."""
+    usable = num_tokens - _SPARE_TOKENS
+    return usable if config.gpu_memory_utilization else min(usable, config.kv_cache_tokens)
+
+
+def host_cache_tokens(
+    card: ModelCard, config: InferenceConfig, dtype: torch.dtype, capacity_tokens: int
+) -> int:
+    """Tokens of SGLang's hierarchical cache in host memory; 0 without one.
+
+    `capacity_tokens`: of the cache on the device.
+    """
     given = config.engine_args
     if not given.get("enable_hierarchical_cache"):
         return 0
     size_gb = float(given.get("hicache_size", 0))
     if size_gb > 0:
         return int(size_gb * 1e9 // token_bytes(json.loads(card.config_json), dtype.itemsize))
-    return int(float(given.get("hicache_ratio") or _HICACHE_RATIO) * config.kv_cache_tokens)
+    return int(float(given.get("hicache_ratio") or _HICACHE_RATIO) * capacity_tokens)
 
 
 def check_layout(shapes: Mapping[str, tuple[int, ...]], card: ModelCard) -> None:

@@ -106,6 +106,7 @@ class SGLangThread:
         self._marks: deque[asyncio.Future[dict[str, int]]] = deque()
         self._ready: Future[None] = Future()
         self.load_snapshot: Any = None  # the scheduler's `LoadSnapshot`
+        self.num_cache_tokens = 0  # with room for keys and values, once it has started
 
     async def start(self) -> None:
         """Starts the processes and loads the model; raises `ForeignCodeError`."""
@@ -127,6 +128,8 @@ class SGLangThread:
                 pids = engine.get_all_child_pids()
                 self.processes = [psutil.Process(pid) for pid in pids]  # one may have died already
                 atexit.unregister(engine.shutdown)  # it kills all children of this process
+                info = engine._scheduler_init_result.scheduler_infos[0]
+                self.num_cache_tokens = int(info["max_total_num_tokens"])
                 engine.tokenizer_manager._subprocess_watchdog.stop()
                 engine.tokenizer_manager.load_snapshot_reader.read(0)  # both sides hold the file now
                 Path(shm_path_for(engine.port_args.instance_id)).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from tailrace.config import ConfigError
 from tailrace_inference.adapters.engines import start_engine
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.ports import EngineFailedError
-from tailrace_protos.generation import FinishReason
+from tailrace_protos.generation import CallErrorCode, FinishReason
 from tailrace_protos.weights import ModelCard
 from tests.contract.engine.harness import (
     ENGINE,
@@ -122,3 +122,14 @@ async def test_an_update_that_sglang_does_not_take_ends_the_engine(
         async with asyncio.timeout(5):
             with pytest.raises(EngineFailedError, match="did not take version 1"):
                 await watching
+
+
+async def test_a_cache_that_sglang_makes_smaller_is_the_one_that_counts() -> None:
+    """As with `gpu_memory_utilization`: SGLang says how many tokens it has room for."""
+    async with await Bench.start(max_running=4, engine_args={"max_total_tokens": 128}) as made:
+        capacity = made.engine.stats().capacity_tokens
+        assert 100 < capacity < 128
+        refused = await made.one([3] * (capacity + 1), 5)
+        assert refused.error.code is CallErrorCode.INVALID
+        fits = await made.one([3] * (capacity - 8), 100)
+        assert fits.generation.num_tokens == 8
