@@ -53,6 +53,7 @@ KINDS = ("off", "on", "refused", "hanging")
 SAMPLE_RATE = 0.01
 WARM_STEPS, NUM_CYCLES = 10, 5
 BLOCKS = 4  # of a cycle
+CYCLE_S = BLOCKS * BLOCK_S
 SKIP_S = 6.0  # of each block
 MAX_COST, MAX_COST_OF_FAILURES = 0.03, 0.005  # the latter is 0% in whole percents
 _READ_EACH_S, _READ_WITHIN_S = 5.0, 1.0
@@ -167,16 +168,15 @@ def measure(kind: str, num_cycles: int) -> list[list[Block]]:
     ):
         run.wait_for_steps(WARM_STEPS, 300.0)
         before = num_requests()
-        cycles = [measure_cycle(run) for _ in range(num_cycles)]
+        first_s = math.ceil(time.time() / CYCLE_S) * CYCLE_S  # its first block is off
+        cycles = [measure_cycle(run, first_s + number * CYCLE_S) for number in range(num_cycles)]
         if kind in ("on", "hanging") and num_requests() == before:
             raise RuntimeError(f"{kind}: no request has reached the receiver")
         return cycles
 
 
-def measure_cycle(run: LiveRun) -> list[Block]:
-    """The next four blocks that begin with one that is off."""
-    cycle_s = BLOCKS * BLOCK_S
-    began_s = math.ceil(time.time() / cycle_s) * cycle_s
+def measure_cycle(run: LiveRun, began_s: float) -> list[Block]:
+    """The four blocks from a time on."""
     return [measure_block(run, began_s + at * BLOCK_S) for at in range(BLOCKS)]
 
 
