@@ -306,3 +306,4 @@ async def test_a_message_of_a_stream_that_was_made_anew_is_not_one_of_the_old_st
         await run_bus.publish_durable_many(outgoing(run_bus.run, range(1, 2)))
         await eventually(lambda: handled == ["g0.0", "g1.0"])
         go_on.set()
+    assert handled == ["g0.0", "g1.0"]
