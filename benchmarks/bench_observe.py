@@ -12,9 +12,11 @@ of time (off, on, on, off, ...), so that a run is compared with itself:
 - `hanging`: the same settings; the receivers take the connection and answer nothing.
 
 The weights hardly change, so that the load does not. The first seconds of a block are left out, as
-spans of the block before are still sent. A cycle of four blocks gives one cost; a kind has the mean of
-its cycles and its standard error. Rows: turns of the episodes settled a second, and processor time of
-all processes per turn. The receiver's time is not the run's, but it takes the same two cores.
+spans of the block before are still sent. Work is counted between the first and the last optimizer step
+that ends in the rest: a step is 2% and more of a block, so that its edges would decide. A cycle of four
+blocks gives one cost; a kind has the mean of its cycles and its standard error. Rows: turns trained a
+second, and processor time of all processes per turn. The receiver's time is not the run's, but it takes
+the same two cores.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -38,7 +41,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from benchmarks.live_run import ROOT, LiveRun, training
+from benchmarks.live_run import ROOT, Line, LiveRun, training
 from benchmarks.observe_switch import BLOCK_S, is_on
 from benchmarks.results import Results
 
@@ -61,7 +64,7 @@ SWITCHED = {"PYTHONPATH": os.pathsep.join((str(Path(__file__).with_name("observe
 
 
 class Block(msgspec.Struct, frozen=True):
-    """What a run did in a block of time: turns of the episodes settled, seconds, processor seconds."""
+    """What a run did in a block of time: turns trained, seconds, processor seconds in them."""
 
     is_on: bool
     num_turns: int
@@ -187,8 +190,10 @@ def measure_block(run: LiveRun, began_s: float) -> Block:
     from_s, before_s = time.time(), processor_s(processes)
     time.sleep(began_s + BLOCK_S - from_s)
     until_s, after_s = time.time(), processor_s(processes)
-    turns = turns_settled(run, from_s, until_s)
-    return Block(is_on(began_s), turns, until_s - from_s, after_s - before_s)
+    run.wait_for_steps(1)  # the last step that ended in the block is in the log now
+    num_turns, took_s = turns_trained(run.events.lines, from_s, until_s)
+    share = took_s / (until_s - from_s)
+    return Block(is_on(began_s), num_turns, took_s, (after_s - before_s) * share)
 
 
 def processes_of(run: LiveRun) -> list[psutil.Process]:
@@ -207,14 +212,21 @@ def processor_s(processes: list[psutil.Process]) -> float:
     return used_s
 
 
-def turns_settled(run: LiveRun, began_s: float, ended_s: float) -> int:
-    """Turns of the episodes settled between two times."""
-    run.events.read()
-    return sum(
-        line.body["num_turns"]
-        for line in run.events.lines
-        if line.body["type"] == "episode_settled" and began_s <= line.unix_s < ended_s
-    )
+def turns_trained(lines: Iterable[Line], from_s: float, until_s: float) -> tuple[int, float]:
+    """Turns of the steps after the first one that ended between two times, and the seconds from its end
+    to that of the last one; raises `ValueError` with fewer than two steps."""
+    turns: Counter[str] = Counter()  # by group
+    steps = []
+    for line in lines:
+        if line.body["type"] == "episode_settled":
+            turns[line.body["group_id"]] += line.body["num_turns"]
+        elif line.body["type"] == "step_finished" and from_s <= line.body["finished_unix_s"] < until_s:
+            steps.append(line.body)
+    if len(steps) < 2:
+        raise ValueError(f"{len(steps)} steps ended in {until_s - from_s:.1f} s: too few to count between")
+    steps.sort(key=lambda step: step["finished_unix_s"])
+    num_turns = sum(turns[group] for step in steps[1:] for group in step["group_ids"])
+    return num_turns, steps[-1]["finished_unix_s"] - steps[0]["finished_unix_s"]
 
 
 def report(measured: dict[str, list[list[Block]]]) -> Results:

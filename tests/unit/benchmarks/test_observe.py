@@ -14,7 +14,9 @@ from benchmarks.bench_observe import (
     added_processor_time,
     lost_throughput,
     report,
+    turns_trained,
 )
+from benchmarks.live_run import Line
 from benchmarks.observe_switch import BLOCK_S, is_on
 
 
@@ -25,6 +27,31 @@ def cycle(num_turns: int, processor_s: float = 10.0) -> list[Block]:
 
 def test_a_cost_is_the_share_of_throughput_that_is_lost() -> None:
     assert lost_throughput(cycle(800)) == pytest.approx(0.2)
+
+
+def settled(group: str, num_turns: int) -> Line:
+    return Line(0.0, "scheduler", {"type": "episode_settled", "group_id": group, "num_turns": num_turns})
+
+
+def step(at_s: float, *groups: str) -> Line:
+    body = {"type": "step_finished", "finished_unix_s": at_s, "group_ids": list(groups)}
+    return Line(0.0, "scheduler", body)
+
+
+def test_turns_of_a_block_are_those_between_its_first_and_its_last_step() -> None:
+    lines = [settled("a", 5), settled("a", 5), settled("b", 7), settled("c", 9), settled("d", 3)]
+    lines += [step(9.0, "z"), step(10.5, "a"), step(13.0, "b"), step(15.5, "c"), step(20.0, "d")]
+    assert turns_trained(lines, 10.0, 20.0) == (16, 5.0)
+
+
+def test_an_edge_that_moves_by_less_than_a_step_changes_nothing() -> None:
+    lines = [settled("a", 5), *(step(float(at), "a") for at in range(30))]
+    assert turns_trained(lines, 10.1, 20.1) == turns_trained(lines, 10.9, 20.9)
+
+
+def test_a_block_without_two_steps_is_no_measurement() -> None:
+    with pytest.raises(ValueError, match="1 steps ended"):
+        turns_trained([step(15.0, "a")], 10.0, 20.0)
 
 
 def test_a_steady_drift_costs_nothing() -> None:
