@@ -112,6 +112,13 @@ class Seen:
         return sum(self._num_redrawn)
 
     @property
+    def remedy_of_equal_groups(self) -> str:
+        """Setting to change besides the tasks: groups may be drawn anew already."""
+        if self.num_redrawn:
+            return "or learner.entropy_loss_coef, as replies to a task are alike (or end the run)"
+        return "or set learner.zero_variance_groups: redraw"
+
+    @property
     def metric_names(self) -> Iterable[str]:
         """Metrics of the newest step."""
         return self._steps[-1].keys() if self._steps else ()
@@ -246,7 +253,7 @@ HINTS = (
         0.9,
         0.75,
         "{value:.0%} of the groups have equal rewards, which teach nothing: choose tasks that the "
-        "model solves sometimes, raise group_size, or set learner.zero_variance_groups: redraw",
+        "model solves sometimes, raise group_size, {seen.remedy_of_equal_groups}",
     ),
     Hint(
         "cut_replies",

@@ -123,6 +123,9 @@ def test_groups_drawn_again_count_as_equal() -> None:
             world.happen(GroupDropped("g", "zero_variance"))
         world.steps(1, num_groups=4.0, num_groups_zero_variance=0.0)
     assert world.changes() == [("equal_groups", True)]
+    (text,) = world.board.texts
+    assert "learner.zero_variance_groups" not in text  # that is done already
+    assert "learner.entropy_loss_coef" in text
 
 
 def test_every_change_has_an_id_of_its_own() -> None:
