@@ -19,7 +19,7 @@ from tailrace_protos.session import (
     SessionOpened,
 )
 
-# Larger exports travel by claim check; the limit of a NATS message is 1 MiB.
+# Larger exports travel by claim check; a NATS server takes 1 MiB by default.
 MAX_INLINE_BYTES = 512 * 1024
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import helm_python
 import pytest
 
-from tailrace_cli.cluster.servers import redis_server_binary
+from tailrace_cli.cluster.servers import MAX_MESSAGE_BYTES, redis_server_binary
 from tailrace_cli.config import ClusterConfig
 from tests.chart.conftest import ROOT, Objects, Render, merged, objects_in
 
@@ -136,6 +136,7 @@ def test_a_lost_secret_alone_is_made_anew(upgrade: Any, render: Render) -> None:
 
 def test_nats_server_takes_the_configuration(tmp_path: Path, render: Render) -> None:
     text = render()["Secret", "demo-nats-config"]["stringData"]["nats.conf"]
+    assert json.loads(text)["max_payload"] == MAX_MESSAGE_BYTES
     (tmp_path / "nats.conf").write_text(text)
     server = ROOT / ".venv" / "bin" / "nats-server"
     result = subprocess.run(

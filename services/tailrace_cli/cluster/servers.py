@@ -34,6 +34,7 @@ _OF_EVERY_LINE = ("timestamp", "service", "run", "instance_id", "module")
 # Streams are bounded one by one; by default nats-server would refuse to make them on a disk that has
 # less room than their bounds add up to, although they hardly ever fill them.
 MAX_FILE_STORE_BYTES = 1 << 40
+MAX_MESSAGE_BYTES = 8 << 20  # the most that NATS advises
 
 
 class Credentials(msgspec.Struct, frozen=True):
@@ -207,7 +208,7 @@ def nats_command(
     content = {
         "server_name": f"tailrace-{run}",
         "listen": f"127.0.0.1:{port}",
-        "max_payload": 1024 * 1024,
+        "max_payload": MAX_MESSAGE_BYTES,
         "write_deadline": "30s",
         "max_pending": 256 * 1024 * 1024,
         "jetstream": {

@@ -36,7 +36,7 @@ from tailrace.log import get_logger
 
 _log = get_logger(__name__)
 
-MAX_FRAME_BYTES = 1 << 20  # as over NATS: both transports accept the same requests
+MAX_FRAME_BYTES = 8 << 20  # as over NATS: both transports accept the same requests
 MAX_FRAMES_PER_WAKE = 64  # then other tasks run
 _HIGH_WATER_FRAMES = 16  # per peer and direction inside ZMQ
 _LINGER_MS = 200
