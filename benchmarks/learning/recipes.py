@@ -65,12 +65,12 @@ RECIPES = (
             "learner.adv_estimator=gae",
             "learner.loss=ppo_clip",
             "+learner.whiten_advantages=true",  # else they shrink below the entropy bonus
-            "learner.entropy_loss_coef=0.01",
-            "+learner.critic={shared: true, training_args: {learning_rate: 1.0e-3}}",
+            "learner.entropy_loss_coef=0.02",
+            "+learner.critic={value_clip: 0.0, training_args: {learning_rate: 1.0e-3}}",
             # The critic's error falls on the end of a turn, which decides nothing: it is not sampled.
             "+agents.generating_args.stop=[Left, Down, Right, Up]",
             "+agents.eval_generating_args.stop=[Left, Down, Right, Up]",
-            "max_steps=100",
+            "max_steps=200",
         ),
     ),
     Recipe(
