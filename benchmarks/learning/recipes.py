@@ -55,7 +55,7 @@ class Recipe:
 
 
 RECIPES = (
-    Recipe("lake_grpo", "FrozenLake 4x4", "grpo, dapo loss", LAKE, (*_REDRAWN, "max_steps=80")),
+    Recipe("lake_grpo", "FrozenLake 4x4", "grpo, dapo loss", LAKE, (*_REDRAWN, "max_steps=120")),
     Recipe(
         "lake_ppo",
         "FrozenLake 4x4",
