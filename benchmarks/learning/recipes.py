@@ -78,7 +78,7 @@ RECIPES = (
         "FrozenLake 4x4",
         "gigpo, step-wise rows",
         LAKE,
-        ("+granularity=step", "learner.adv_estimator=gigpo", *_REDRAWN, "max_steps=120"),
+        ("+granularity=step", "learner.adv_estimator=gigpo", *_REDRAWN, "max_steps=90"),
     ),
     Recipe(
         "lake_4x4_view",
