@@ -79,7 +79,8 @@ class DurablePublisher:
             now_s = asyncio.get_running_loop().time()
             missing_since_s = (missing_since_s or now_s) if "missing" in reasons else None
             if missing_since_s is not None and now_s - missing_since_s > self._missing_after_s:
-                raise StreamMissingError(left[0][0].subject, self._missing_after_s)
+                subject = next(item.subject for item, reason in left if reason == "missing")
+                raise StreamMissingError(subject, self._missing_after_s)
             for _, reason in left:
                 metrics.BUS_PUBLISH_RETRIES.labels(reason.split(":")[0]).inc()
             if backoff.num_failures % LOG_EVERY == 0:
