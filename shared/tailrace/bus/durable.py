@@ -15,7 +15,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from tailrace import metrics
-from tailrace.bus.calls import ReplyInbox, is_no_responders
+from tailrace.bus.calls import ReplyInbox, header_text, is_no_responders
 from tailrace.bus.connection import Connection, Headers
 from tailrace.bus.errors import OversizedMessageError, PublishRefusedError, StreamMissingError
 from tailrace.log import get_logger
@@ -171,7 +171,7 @@ class DeadLetters:
         """Stores a copy of `message` under `subject`; the caller then terminates the original."""
         info = DeliveryInfo.of(message.reply)
         kind = type(error).__name__ if isinstance(error, Exception) else "TooManyDeliveries"
-        reason = " ".join(str(error).split())[:MAX_REASON_CHARS]
+        reason = header_text(str(error), MAX_REASON_CHARS)
         log.error(
             "dead letter", subject=message.subject, seq=info.stream_seq, error=kind, reason=reason
         )

@@ -173,6 +173,21 @@ async def test_an_exception_means_again_and_after_the_last_delivery_a_dead_lette
     assert b"g0.0" in (letter.data or b"")
 
 
+async def test_a_dead_letter_takes_a_reason_that_is_no_text(
+    run_bus: Bus, nats_server: ServerProcess
+) -> None:
+    service = make_service(nats_server.url, run_bus.run)
+
+    async def handler(_: EpisodeTask, __: Delivery) -> None:
+        raise ValueError("a lone \ud800")
+
+    pull(service, run_bus, handler, max_deliveries=1)
+    async with serving(service):
+        await run_bus.publish_durable_many(outgoing(run_bus.run, range(1)))
+        letter = await dead_letter(run_bus)
+    assert (letter.headers or {})["Tailrace-Dead-Reason"] == "ValueError: a lone ?"
+
+
 async def test_a_message_that_kills_its_workers_is_buried_unopened(
     run_bus: Bus, nats_server: ServerProcess
 ) -> None:
