@@ -173,6 +173,26 @@ async def test_an_exception_means_again_and_after_the_last_delivery_a_dead_lette
     assert b"g0.0" in (letter.data or b"")
 
 
+async def test_a_handler_that_awaits_a_cancelled_task_is_not_called_for_ever(
+    run_bus: Bus, nats_server: ServerProcess
+) -> None:
+    service = make_service(nats_server.url, run_bus.run)
+    deliveries: list[int] = []
+
+    async def handler(_: EpisodeTask, delivery: Delivery) -> None:
+        deliveries.append(delivery.num_delivered)
+        other = asyncio.create_task(asyncio.Event().wait())
+        other.cancel()
+        await other
+
+    pull(service, run_bus, handler, max_deliveries=2)
+    async with serving(service):
+        await run_bus.publish_durable_many(outgoing(run_bus.run, range(1)))
+        letter = await dead_letter(run_bus)
+    assert deliveries == [1, 2]
+    assert (letter.headers or {})["Tailrace-Dead-Reason"] == "CancelledError: CancelledError"
+
+
 async def test_a_dead_letter_takes_a_reason_that_is_no_text(
     run_bus: Bus, nats_server: ServerProcess
 ) -> None:
