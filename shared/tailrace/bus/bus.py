@@ -154,10 +154,10 @@ class Bus:
     ) -> R:
         """Calls a worker and returns its reply.
 
-        After a timeout, an absent worker or a full worker it makes up to `idempotent_retries` more
-        attempts, each with `timeout_s`. Leave it 0 for calls that must not run twice. Raises
-        `CallFailedError`, `NoResponderError`, `CallTimeoutError`, `OversizedMessageError`,
-        `MalformedMessageError`.
+        After a timeout, an absent worker or an error aside from INVALID it makes up to
+        `idempotent_retries` more attempts, each with `timeout_s`. Leave it 0 for calls that must not
+        run twice. Raises `CallFailedError`, `NoResponderError`, `CallTimeoutError`,
+        `OversizedMessageError`, `MalformedMessageError`.
         """
         return await self._caller.request(subject, message, reply_type, timeout_s, idempotent_retries)
 
