@@ -191,7 +191,7 @@ async def test_a_call_that_was_given_up_is_counted_once() -> None:
         made.client._links[ADDRESS].tick()
     assert all(call.ended for call in calls)
     calls += [made.call("garbled"), made.call("lost")]
-    garbage = TokenChunk("garbled", b"123", b"", (), FinishReason.STOP)
+    garbage = TokenChunk("garbled", memoryview(b"123"), memoryview(b""), (), FinishReason.STOP)
     answers = (chunk("late", finish=FinishReason.ABORT), garbage)
     made.wire.link.on_frame(encode(ChunkFrame(0, 0, answers)))
     made.wire.link.on_lost(LinkLoss.GAP, "test")
