@@ -218,7 +218,7 @@ async def test_a_drain_without_nats_ends_in_time(own_server: ServerProcess, own_
 
 
 async def test_work_in_flight_when_nats_closes_for_good_ends_without_stray_errors(
-    own_server: ServerProcess, own_bus: Bus
+    own_server: ServerProcess, own_bus: Bus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     service = make_service(own_server.url, own_bus.run, drain_s=0.1)
     started = asyncio.Event()
@@ -237,6 +237,8 @@ async def test_work_in_flight_when_nats_closes_for_good_ends_without_stray_error
     assert await asyncio.wait_for(task, 10) == 1
     gc.collect()
     assert stray == []
+    assert not service.bus.connection.is_connected
+    assert "unexpected exception" not in "".join(capsys.readouterr())
 
 
 async def test_a_feed_that_was_never_opened_can_be_closed(own_bus: Bus) -> None:
