@@ -177,7 +177,7 @@ class DeadLetters:
         )
         metrics.DEAD_LETTERS.labels(subject).inc()
         headers = {
-            MESSAGE_ID_HEADER: f"dead.{info.stream}.{info.stream_seq}",
+            MESSAGE_ID_HEADER: f"dead.{info.stream}.{info.stream_seq}.{info.stored_ns}",
             SUBJECT_HEADER: message.subject,
             ERROR_HEADER: kind,
             REASON_HEADER: reason,

@@ -214,3 +214,16 @@ async def test_a_replay_of_the_registry_that_fails_after_a_reconnection_is_in_th
             await asyncio.sleep(0.005)
             log += "".join(capsys.readouterr())
     assert "registry" in log
+
+
+async def test_dead_letters_of_a_stream_that_was_made_anew_are_stored_beside_those_of_the_old(
+    run_bus: Bus,
+) -> None:
+    def message(stored_ns: int) -> Msg:
+        reply = f"$JS.ACK.episodes.train.5.1.1.{stored_ns}.0"
+        return Msg(run_bus.connection.client, subjects.episodes(run_bus.run, "train"), reply, b"x")
+
+    for stored_ns in (10, 20, 20):
+        subject = subjects.dead_episodes(run_bus.run)
+        await run_bus.dead_letters.store(message(stored_ns), subject, "reason")
+    assert await num_messages(run_bus, subjects.dead_stream(run_bus.run)) == 2
