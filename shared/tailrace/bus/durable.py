@@ -15,7 +15,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from tailrace import metrics
-from tailrace.bus.calls import ReplyInbox, is_no_responders
+from tailrace.bus.calls import ReplyInbox, header_text, is_no_responders
 from tailrace.bus.connection import Connection, Headers
 from tailrace.bus.errors import OversizedMessageError, PublishRefusedError, StreamMissingError
 from tailrace.log import get_logger
@@ -79,7 +79,8 @@ class DurablePublisher:
             now_s = asyncio.get_running_loop().time()
             missing_since_s = (missing_since_s or now_s) if "missing" in reasons else None
             if missing_since_s is not None and now_s - missing_since_s > self._missing_after_s:
-                raise StreamMissingError(left[0][0].subject, self._missing_after_s)
+                subject = next(item.subject for item, reason in left if reason == "missing")
+                raise StreamMissingError(subject, self._missing_after_s)
             for _, reason in left:
                 metrics.BUS_PUBLISH_RETRIES.labels(reason.split(":")[0]).inc()
             if backoff.num_failures % LOG_EVERY == 0:
@@ -170,13 +171,13 @@ class DeadLetters:
         """Stores a copy of `message` under `subject`; the caller then terminates the original."""
         info = DeliveryInfo.of(message.reply)
         kind = type(error).__name__ if isinstance(error, Exception) else "TooManyDeliveries"
-        reason = " ".join(str(error).split())[:MAX_REASON_CHARS]
+        reason = header_text(str(error), MAX_REASON_CHARS)
         log.error(
             "dead letter", subject=message.subject, seq=info.stream_seq, error=kind, reason=reason
         )
         metrics.DEAD_LETTERS.labels(subject).inc()
         headers = {
-            MESSAGE_ID_HEADER: f"dead.{info.stream}.{info.stream_seq}",
+            MESSAGE_ID_HEADER: f"dead.{info.stream}.{info.stream_seq}.{info.stored_ns}",
             SUBJECT_HEADER: message.subject,
             ERROR_HEADER: kind,
             REASON_HEADER: reason,
