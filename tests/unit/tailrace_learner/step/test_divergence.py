@@ -28,6 +28,7 @@ from tests.unit.tailrace_learner.factory import (
     make_model,
     make_policy,
     make_rows,
+    of_aggregation,
     prepared_group,
     random_group,
 )
@@ -291,8 +292,7 @@ def equal(given: TrajectoryGroup) -> TrajectoryGroup:
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_equal_groups_are_in_the_divisor_unless_they_are_skipped(aggregation: str) -> None:
     groups = [GROUPS[0], equal(GROUPS[1])]
-    settings: dict[str, Any] = {"loss_aggregation": aggregation}
-    settings |= {"loss_norm_tokens": 9} if aggregation == "seq_mean_token_sum_norm" else {}
+    settings = of_aggregation(aggregation)
     alone, counted = stepped(groups[:1], **settings), stepped(groups, **settings)
     skipped = stepped(groups, zero_variance_groups="skip", **settings)
     sizes = [
