@@ -149,6 +149,9 @@ BESIDE: dict[str, dict[str, Any]] = {
     **{f"critic.{key}": GAE for key in ("pretrain", "shared", "value_clip", "critic_warmup")},
     **{f"critic.training_args.{key}": GAE for key in OPTIMIZER},
     "actor_train.training_args.min_lr_ratio": {"learner": FALLING},
+    "actor_train.strategy_args.zero_stage": {
+        "learner": {"strategy_args": {"strategy_name": "deepspeed"}}
+    },
     "critic.training_args.min_lr_ratio": {"adv_estimator": "gae", "learner": {"critic": FALLING}},
     "critic.value_loss_coef": {"adv_estimator": "gae", "learner": {"critic": {"shared": True}}},
     **{
