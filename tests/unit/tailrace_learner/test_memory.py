@@ -11,9 +11,11 @@ import torch
 from tailrace.config import RunConfig
 from tailrace_learner.adapters.memory import WorkerMemory, reachable_tensors
 from tailrace_learner.adapters.ranks import TorchRanks
+from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import CriticArgs, LearnerConfig, StrategyArgs, check_with_run
+from tailrace_learner.core.batch.ranks import OneRank
 from tailrace_learner.core.model.policy import local
 from tests.unit.tailrace_learner.factory import CPU, prepared_group, random_group
 from tests.unit.tailrace_learner.ranks import on_ranks
@@ -55,6 +57,23 @@ def test_a_device_with_and_without_its_number_is_the_same(named: str) -> None:
         assert tensor.untyped_storage().nbytes() == 0
         memory.restore()
         assert tensor.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_no_rank_is_asleep_before_all_have_given_their_memory_back(tmp_path: Path) -> None:
+    """Rank 0 tells the servers, which then take the devices of all ranks."""
+    tensor, held = torch.ones(5), []
+
+    class Meeting(OneRank):
+        def collect(self, mine: Any) -> list[Any]:
+            held.append(tensor.untyped_storage().nbytes())
+            return [mine]
+
+    strategy = Strategy()
+    strategy.world = Meeting()
+    worker = Worker(RunConfig(exp_name="unit", output_dir=str(tmp_path)), settings(), strategy)
+    worker._memory = WorkerMemory([tensor], CPU)
+    worker.sleep()
+    assert held == [0]
 
 
 def train_cut(ranks: TorchRanks, folder: str, sleeps: bool) -> tuple[torch.Tensor, int]:
