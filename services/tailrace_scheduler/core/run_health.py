@@ -43,7 +43,9 @@ _REMEDIES = {
     "scheduler.min_valid",
     "stale": "tokens were older than max_staleness: raise max_staleness or lower the number of "
     "concurrent episodes",
-    "skipped": "gradients were not finite and all updates were skipped: lower "
+    "num_nonfinite_ref_tokens": "the reference's log-probabilities were not finite: check the weights "
+    "of learner.reference, and learner.model_args.dtype",
+    "skipped": "loss or gradients were not finite and all updates were skipped: lower "
     "learner.training_args.learning_rate, check learner.model_args.dtype and the rewards",
     "num_stale_tokens": "tokens were older than max_staleness: raise max_staleness",
     "num_nonfinite_rewards": "rewards were not finite, or beyond 1e12: check the reward",
@@ -384,8 +386,10 @@ def untrained_cause(metrics: Mapping[str, float | None]) -> str | None:
         return None
     counts = {name: count or 0.0 for name, count in metrics.items()}
     if num_tokens:
-        num_skipped = counts.get("num_skipped_updates", 0.0)
-        return "skipped" if 0 < counts.get("num_updates", 0.0) <= num_skipped else None
+        if not 0 < counts.get("num_updates", 0.0) <= counts.get("num_skipped_updates", 0.0):
+            return None
+        of_reference = "num_nonfinite_ref_tokens"
+        return of_reference if counts.get(of_reference) else "skipped"
     of_groups = {
         name: counts.get(f"num_groups_{name}", 0.0) for name in ("zero_variance", "too_few_valid")
     }

@@ -141,6 +141,15 @@ EMPTY = {"num_trained_tokens": 0.0}
         ({**EMPTY, "num_stale_tokens": 90.0}, "raise max_staleness"),
         ({**EMPTY, "num_nonfinite_tokens": 90.0}, "not finite"),
         ({"num_trained_tokens": 5.0, "num_updates": 2.0, "num_skipped_updates": 2.0}, "learning_rate"),
+        (
+            {
+                "num_trained_tokens": 5.0,
+                "num_updates": 2.0,
+                "num_skipped_updates": 2.0,
+                "num_nonfinite_ref_tokens": 5.0,
+            },
+            "learner.reference",
+        ),
         (EMPTY, "num_*"),
     ],
 )

@@ -173,6 +173,14 @@ PIECES: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (
+        "{actor_rollout_ref: {actor: {optim: {min_lr_ratio: 0.1, weight_decay: 0.5}}}}",
+        {"learner.training_args": {"weight_decay": 0.5}},
+    ),
+    (
+        "{actor_rollout_ref: {actor: {optim: {min_lr_ratio: 0.1, warmup_style: cosine}}}}",
+        {"learner.training_args": {"min_lr_ratio": 0.1, "lr_scheduler_type": "cosine"}},
+    ),
+    (
         "{actor_rollout_ref: {actor: {optim: {optimizer: AdamW}}}}",
         {"learner.training_args.optimizer": "adamw"},
     ),
