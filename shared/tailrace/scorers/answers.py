@@ -13,7 +13,14 @@ TRUTH_KEYS = ("ground_truth", "answer", "answers", "golden_answers", "target", "
 
 _TAIL_CHARS = 4000  # a stated answer is searched at the end of a reply
 _TAG = re.compile("</?answer>", re.IGNORECASE)
-_STATED = re.compile(r"\banswer(?:\*\*)?\s*(?:is|are|was|[:=])[ \t:*]*", re.IGNORECASE)
+_STATED = re.compile(
+    r"\banswer(?:\*\*)?\s*(?:is|are|was|[:=])[ \t:*]*"
+    r"(?:(?:therefore|thus|hence|then|simply|approximately|about|roughly)\b[ \t:,*]*)?",
+    re.IGNORECASE,
+)
+_DISPLAYED = re.compile(
+    r"\s*(?:\\\((.{1,400}?)\\\)|\\\[(.{1,400}?)\\\]|\$\$(.{1,400}?)\$\$)", re.DOTALL
+)
 _SENTENCE_END = re.compile(r"\n|\.(?=\s|$)|\*\*")
 _DOLLARS = re.compile(r"(?<!\\)\$([^$\n]{1,400})(?<!\\)\$")
 
@@ -110,6 +117,8 @@ def final_answer(reply: str) -> str | None:
     ends = [match.end() for match in _STATED.finditer(tail)]
     if not ends:
         return None
+    if displayed := _DISPLAYED.match(tail, ends[-1]):
+        return next(filter(None, displayed.groups())).strip().rstrip(".,") or None
     stated = _SENTENCE_END.split(tail[ends[-1] :].strip(), maxsplit=1)[0].strip(" *")
     formulas = _DOLLARS.findall(stated)
     return formulas[0].strip() if len(formulas) == 1 else stated or None
