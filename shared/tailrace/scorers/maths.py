@@ -84,11 +84,12 @@ def math(
     The truth is an answer, or a solution with `\\boxed`. Without a marked or stated answer the last
     number of the reply counts, unless `strict`.
     """
+    truths = [_bare(one) for one in truths_of(truth)]
     answer = marked_answer(reply) if strict else final_answer(reply)
     if answer is None and not strict and "\\boxed" not in reply:
         numbers = numbers_in(reply)
         answer = numbers[-1] if numbers else None
-    return float(answer is not None and any(is_equal(answer, _bare(one)) for one in truths_of(truth)))
+    return float(answer is not None and any(is_equal(answer, one) for one in truths))
 
 
 def stated_number(reply: str, strict: bool = False) -> str | None:

@@ -16,13 +16,14 @@ from tailrace.scorers import (
     em,
     f1,
     json_schema,
+    math,
     mcq,
     scorer_for,
     texts,
     truth_of,
 )
 from tailrace.scorers.code import ProgramTest, program_of, program_tests
-from tailrace.scorers.registry import SCORERS, score
+from tailrace.scorers.registry import SCORERS, check_truth, score
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
 
@@ -248,6 +249,20 @@ def test_truths_stand_where_published_rows_have_them() -> None:
     assert truth_of({"answer": 2, "solution": 3}) == 2
     with pytest.raises(NoTruthError, match=r"keys prompt"):
         truth_of({"prompt": "?"})
+
+
+@pytest.mark.parametrize("truth", [{"text": [], "answer_start": []}, {"spans": ["x"]}, [None], [""]])
+def test_a_truth_without_any_answer_is_an_error_not_a_zero(truth: Any) -> None:
+    for scorer in (em, f1, math):
+        with pytest.raises(NoTruthError, match=r"no number and no text.*correct the row"):
+            scorer("Answer: x", truth)
+    with pytest.raises(NoTruthError):
+        check_truth("math", {"answer": truth})
+
+
+def test_a_missing_alias_is_no_answer() -> None:
+    assert em("Answer: None", {"value": "Paris", "aliases": None}) == 0.0
+    assert em("Answer: Paris", {"value": "Paris", "aliases": None}) == 1.0
 
 
 def test_a_scorer_scores_the_last_reply_of_an_episode() -> None:
