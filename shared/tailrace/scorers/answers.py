@@ -15,14 +15,14 @@ _ANSWER_KEYS = ("target", "value", "aliases", "text", "answer", "ground_truth")
 _TAIL_CHARS = 4000  # a stated answer is searched at the end of a reply
 _TAG = re.compile("</?answer>", re.IGNORECASE)
 _STATED = re.compile(
-    r"\banswer(?:\*\*)?\s*(?:is|are|was|[:=])[ \t:*]*"
+    r"\banswers?(?:\*\*)?\s*(?:is|are|was|[:=])[ \t:*]*"
     r"(?:(?:therefore|thus|hence|then|simply|approximately|about|roughly)\b[ \t:,*]*)?",
     re.IGNORECASE,
 )
 _DISPLAYED = re.compile(
     r"\s*(?:\\\((.{1,400}?)\\\)|\\\[(.{1,400}?)\\\]|\$\$(.{1,400}?)\$\$)", re.DOTALL
 )
-_SENTENCE_END = re.compile(r"\n|\.(?=\s|$)|\*\*")
+_SENTENCE_END = re.compile(r"\n|(?<!\bDr|\bMr|\bMs|\bSt|\bMt|\bvs)\.(?=\s|$)|\*\*")
 _DOLLARS = re.compile(r"(?<!\\)\$([^$\n]{1,400})(?<!\\)\$")
 
 

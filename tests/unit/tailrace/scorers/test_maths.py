@@ -184,6 +184,8 @@ def test_other_threads_compare_without_signals() -> None:
         ("The answer is:\n\\[\n\\frac{1}{2}.\n\\]", r"\frac{1}{2}"),
         ("The answer is:\n$$\n7\n$$", "7"),
         ("The answer is therefore 42.", "42"),
+        ("The answers are 3 and 4. Done.", "3 and 4"),
+        ("Answer: St. Louis. It lies at a river.", "St. Louis"),
         ("no idea", None),
     ],
 )
