@@ -27,13 +27,18 @@ class ScorerSpec(NamedTuple):
     sources: tuple[str, ...]  # patterns for the words of a data source
     options: frozenset[str] = frozenset()
     place: Literal["process", "sandbox", "judge"] = "process"
+    unless: tuple[str, ...] = ()  # patterns for words of sources that it does not score all the same
+
+    def scores(self, words: Sequence[str]) -> bool:
+        """Tells whether the words of a data source name one that this scorer scores."""
+        return _any_fits(words, self.sources) and not _any_fits(words, self.unless)
 
 
 _STRICT = frozenset({"strict"})
 
 SCORERS: dict[str, ScorerSpec] = {
     "gsm8k": ScorerSpec(maths.gsm8k, ("gsm8k*", "gsm", "svamp*", "asdiv*", "multiarith*"), _STRICT),
-    "aime": ScorerSpec(maths.aime, ("aime*",), _STRICT),
+    "aime": ScorerSpec(maths.aime, ("aime*",), _STRICT, unless=("amc*", "numina*")),
     "mcq": ScorerSpec(
         texts.mcq,
         ("mmlu*", "gpqa*", "arc", "mathqa*", "medqa*", "medmcqa*", "csqa*", "commonsense*",
@@ -73,7 +78,7 @@ def scorer_for(source: str, sources: Mapping[str, str]) -> str:
         return lowered
     words = [word for word in re.split(r"[^a-z0-9]+", lowered) if word]
     for name, spec in SCORERS.items():
-        if any(fnmatchcase(word, pattern) for word in words for pattern in spec.sources):
+        if spec.scores(words):
             return name
     if not source:
         raise UnknownSourceError(
@@ -83,6 +88,10 @@ def scorer_for(source: str, sources: Mapping[str, str]) -> str:
         f"no scorer is known for the data source {source!r}: map it under `sources` of the reward to "
         f"one of {', '.join(SCORERS)}"
     )
+
+
+def _any_fits(words: Sequence[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(word, pattern) for word in words for pattern in patterns)
 
 
 def check_truth(scorer: str, row: Mapping[str, Any]) -> None:

@@ -221,6 +221,8 @@ def test_the_last_program_of_a_reply_counts_and_truths_stay_outside() -> None:
         ("math_dapo", "math"),
         ("HuggingFaceH4/aime_2024", "aime"),
         ("aime25", "aime"),
+        ("math-ai/aime24", "aime"),
+        ("numina_amc_aime", "math"),
         ("allenai/ai2_arc", "mcq"),
         ("cais/mmlu", "mcq"),
         ("searchR1_nq", "em"),
