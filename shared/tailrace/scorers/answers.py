@@ -16,7 +16,7 @@ _TAIL_CHARS = 4000  # a stated answer is searched at the end of a reply
 _TAG = re.compile("</?answer>", re.IGNORECASE)
 _STATED = re.compile(
     r"\banswers?(?:\*\*)?\s*(?:is|are|was|[:=])[ \t:*]*"
-    r"(?:(?:therefore|thus|hence|then|simply|approximately|about|roughly)\b[ \t:,*]*)?",
+    r"(?-i:(?:therefore|thus|hence|then|simply|approximately|about|roughly)\b[ \t:,*]*)?",
     re.IGNORECASE,
 )
 _DISPLAYED = re.compile(

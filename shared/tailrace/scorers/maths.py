@@ -162,6 +162,7 @@ def _bare(truth: str) -> str:
 
 def _readable(text: str) -> str:
     """Text with LaTeX for signs of Unicode, and without separators of thousands."""
+    text = " ".join(text.split())
     for sign, latex in _UNICODE.items():
         text = text.replace(sign, latex)
     text = _ROOT.sub(lambda found: f"\\sqrt{{{found[1] or found[2]}}}", text)
