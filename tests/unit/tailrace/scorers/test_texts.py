@@ -205,11 +205,33 @@ def test_the_last_program_of_a_reply_counts_and_truths_stay_outside() -> None:
     assert program_of("```python\na\n```\nor\n```py\nb\n```") == "b\n"
     assert program_of("```json\n{}\n```") == program_of("```\nnot closed") == ""
     assert program_of("print(1)") == "print(1)"
+    assert program_of("1. So:\n\n   ```python\n   if x:\n       y\n   ```") == "if x:\n    y\n"
+    assert program_of("So: ```\n    return 1\n```") == "    return 1\n"
     for test in program_tests("print(1)", {**FUNCTION_ROW}, 10):
         assert "7" not in test.code
     assert program_tests("", IO_ROW, 10) == []
     with pytest.raises(NoTruthError, match="no true answer"):
         program_tests("x", {"prompt": "?"}, 10)
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [{"inputs": ["1"], "outputs": []}, {"inputs": ["1"]}, [{"input": "1", "expected": "2"}], 5, [5]],
+)
+def test_tests_of_no_known_form_are_named(tests: Any) -> None:
+    with pytest.raises(NoTruthError, match=r"neither \{inputs, outputs\} of one length nor a list"):
+        program_tests("x", {"tests": tests}, 10)
+
+
+def test_blank_lines_of_an_output_do_not_count() -> None:
+    row = {"tests": [{"input": "", "output": "1\n2\n"}]}
+    assert passes("print(1)\nprint()\nprint(2)", row) == [True]
+    assert passes("print(1, 2)", row) == [False]
+
+
+def test_a_function_with_a_longer_name_is_not_the_one_that_is_asked_for() -> None:
+    row = {**HUMANEVAL_ROW, "prompt": "import math\n\ndef add(a, b):\n    return add_all([a, b])\n\n"}
+    assert passes("def add_all(some):\n    return sum(some)", row) == [True]
 
 
 @pytest.mark.parametrize(
