@@ -22,6 +22,9 @@ _SHORT_BEHIND_SPACE = frozenset({"nm", "ms", "pt", "ac", "cu", "cl", "ha", "Rs",
 _SYMBOLS = frozenset({
     "pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "or", "and", "choose", "abc", "xyz",
 })  # fmt: skip
+_FUNCTION = re.compile(
+    "(?:sin|cos|tan|cot|csc|ln|log|exp|sqrt)[a-rt-z]?"
+)  # also of x, without brackets
 _GAP = "\0"  # in place of words: a number in front of them and one behind them are two
 
 
@@ -59,4 +62,5 @@ def _is_unit(unit: str, is_behind_space: bool) -> bool:
         return first in _LETTERS
     if first in _SHORT or (is_behind_space and first in _SHORT_BEHIND_SPACE):
         return True
-    return first.lower() not in _SYMBOLS and len(first) > (2 if is_behind_space else 3)
+    is_term = first.lower() in _SYMBOLS or _FUNCTION.fullmatch(first)
+    return not is_term and len(first) > (2 if is_behind_space else 3)
