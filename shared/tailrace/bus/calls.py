@@ -28,9 +28,7 @@ REASON_HEADER = "Nats-Service-Error"
 CODE_HEADER = "Nats-Service-Error-Code"
 RETRY_AFTER_HEADER = "Retry-After"
 KIND_HEADER = "Tailrace-Error"
-MAX_REASON_CHARS = (
-    2000  # nats-server closes a connection that sends more than `max_payload`, headers too
-)
+MAX_REASON_CHARS = 2000  # headers count too: beyond `max_payload` nats-server closes the connection
 _STATUS = {
     CallErrorCode.INVALID: "400",
     CallErrorCode.INTERNAL: "500",
