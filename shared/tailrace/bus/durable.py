@@ -81,11 +81,7 @@ class DurablePublisher:
             if missing_since_s is not None and now_s - missing_since_s > self._missing_after_s:
                 subject = next(item.subject for item, reason in left if reason == "missing")
                 raise StreamMissingError(subject, self._missing_after_s)
-            for _, reason in left:
-                metrics.BUS_PUBLISH_RETRIES.labels(reason.split(":")[0]).inc()
-            if backoff.num_failures % LOG_EVERY == 0:
-                subject = left[0][0].subject
-                log.warning("publish waits", subject=subject, reasons=sorted(reasons), num=len(left))
+            _count_retries(left, is_logged=backoff.num_failures % LOG_EVERY == 0)
             items = [item for item, _ in left]
             await backoff.sleep()
 
@@ -115,6 +111,14 @@ class DurablePublisher:
         """Ends the waits: the new connection receives no PubAck for messages of the old one."""
         for ack in self._awaited:
             ack.cancel()
+
+
+def _count_retries(left: Sequence[tuple[Outgoing, str]], *, is_logged: bool) -> None:
+    for _, reason in left:
+        metrics.BUS_PUBLISH_RETRIES.labels(reason.split(":")[0]).inc()
+    if is_logged:
+        reasons = sorted({reason for _, reason in left})
+        log.warning("publish waits", subject=left[0][0].subject, reasons=reasons, num=len(left))
 
 
 def _reason_to_repeat(item: Outgoing, ack: asyncio.Future[Msg]) -> str:

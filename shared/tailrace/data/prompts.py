@@ -53,14 +53,17 @@ def _problem(message: object) -> str:
         return f" must be an object, found {kind_of(message)}"
     if message.get("role") not in _ROLES:
         return f": role must be one of {', '.join(_ROLES)}"
-    calls = message.get("tool_calls")
-    if calls and not (isinstance(calls, list) and all(map(_is_call, calls))):
+    if not _are_calls(calls := message.get("tool_calls")):
         return ": tool_calls must be a list of {id, function: {name, arguments}}"
     content = message.get("content")
     if not isinstance(content, str) and not (content is None and calls):
         return f": content must be text, found {kind_of(content)}"
     wrong = next((key for key in ("tool_call_id", "name") if not _is_text(message.get(key))), None)
     return f": {wrong} must be text, found {kind_of(message[wrong])}" if wrong else ""
+
+
+def _are_calls(calls: object) -> bool:
+    return not calls or (isinstance(calls, list) and all(map(_is_call, calls)))
 
 
 def _is_call(call: object) -> bool:

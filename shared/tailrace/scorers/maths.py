@@ -121,16 +121,23 @@ def is_equal(answer: str, truth: str) -> bool:
     sizes = sorted(map(len, plain))
     if not 0 < sizes[0] <= sizes[1] <= MAX_CHARS or any(map(_is_word, plain)):
         return False
-    if {plain[0][:2], plain[1][:2]} & {"\\{"} and {plain[0][0], plain[1][0]} & {"(", "["}:
-        return False  # a set is no tuple and no interval
+    return not _are_of_other_kinds(*plain) and _is_same_expression(answer, truth)
+
+
+def _is_same_expression(answer: str, truth: str) -> bool:
     if _COMPOUND.fullmatch(answer) or _COMPOUND.fullmatch(truth):  # 6 h 30 min: no product
         return numbers_in(answer) == numbers_in(truth)
-    bases = _BASE.findall(plain[0]), _BASE.findall(plain[1])
-    if all(bases) and bases[0] != bases[1]:
-        return False  # math-verify does not read the base
     if not (_is_quick(answer) and _is_quick(truth)):
         return False
     return _is_verified(_as_intervals(truth), _as_intervals(answer))
+
+
+def _are_of_other_kinds(one: str, other: str) -> bool:
+    """True for a set beside a tuple or an interval, and for two bases: math-verify equates them."""
+    if "\\{" in (one[:2], other[:2]) and {one[0], other[0]} & {"(", "["}:
+        return True
+    bases = _BASE.findall(one), _BASE.findall(other)
+    return all(bases) and bases[0] != bases[1]
 
 
 @functools.cache
@@ -237,14 +244,18 @@ def _as_intervals(text: str) -> str:
     return "\\cup".join(parts) if all(parts) else text  # type: ignore[arg-type]
 
 
+def _variable_first(relation: str) -> str:
+    """`x<3` for `3>x`."""
+    if flipped := _FLIPPED.match(relation):
+        return f"{flipped[3]}{'<' if flipped[2] == '>' else '>'}{flipped[1]}"
+    return relation
+
+
 def _interval(part: str) -> str | None:
     """Interval of a chain like `1<x≤2` or of `x>3`, None for anything else."""
     bare = _LAYOUT.sub("", part)
     is_closed = [sign in "≤≥" for sign in re.findall("[<>≤≥]", bare)]
-    relation = bare.replace("≤", "<").replace("≥", ">")
-    if flipped := _FLIPPED.match(relation):  # 3 > x
-        relation = f"{flipped[3]}{'<' if flipped[2] == '>' else '>'}{flipped[1]}"
-    found = _RELATION.match(relation)
+    found = _RELATION.match(_variable_first(bare.replace("≤", "<").replace("≥", ">")))
     if not found:
         return None
     left, first, _, sign, right = found.groups()

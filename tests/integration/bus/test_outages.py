@@ -244,6 +244,7 @@ async def test_work_in_flight_when_nats_closes_for_good_ends_without_stray_error
 async def test_a_feed_that_was_never_opened_can_be_closed(own_bus: Bus) -> None:
     feed = PullFeed(own_bus.connection, "stream", "train", lambda _: None, lambda: None)
     await feed.close()
+    assert own_bus.connection.is_connected
 
 
 def status_of(policy_version: int, server_id: str = "s0") -> ServerStatus:

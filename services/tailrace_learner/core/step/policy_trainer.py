@@ -84,11 +84,7 @@ class PolicyTrainer:
         is_measured = is_first and not (self._interpolates and self._updates)
         loss_coef = kl_coef * (self._config.resolved_kl_in == "loss")
         parts = shares.passes(rows, self._ranks.rank, self._passes.micro_batches)
-        if self._reference is not None:
-            mine = [row for part in parts for row in part]
-            self._reference.fill(mine)
-            if is_first:
-                self._sums.add(_NONFINITE_REF, _num_nonfinite_ref(mine), 0)
+        self._fill_reference([row for part in parts for row in part], is_first=is_first)
         return sum(
             self._passes.run(
                 part,
@@ -101,6 +97,14 @@ class PolicyTrainer:
             else self._passes.idle(rows[0], is_first=is_first)
             for part in parts
         )
+
+    def _fill_reference(self, rows: Sequence[TrainingRow], *, is_first: bool) -> None:
+        """Gives this rank's rows the reference's log-probabilities, where there is a reference."""
+        if self._reference is None:
+            return
+        self._reference.fill(rows)
+        if is_first:
+            self._sums.add(_NONFINITE_REF, _num_nonfinite_ref(rows), 0)
 
     def judge(self, rows: Sequence[TrainingRow]) -> bool:
         """Reads servers' errors in a mini-batch's first passes (collective); True if one is wrong.
