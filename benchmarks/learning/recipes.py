@@ -80,7 +80,7 @@ RECIPES = (
         (
             "+granularity=step",
             "learner.adv_estimator=gigpo",
-            # Of groups as they come, all but two or three are equal near the end, and the policy settles
+            # Of groups as they come all but a few are equal near the end, and the policy settles
             # into one move per cell before it has learnt the rest.
             "+learner.zero_variance_groups=redraw",
             "learner.entropy_loss_coef=0.1",
