@@ -145,13 +145,15 @@ class RunHealth:
         )
 
     def solved(self, lineage: str, step: int) -> TaskSolved | None:
-        """The end of training that is due because every episode succeeds, if it is."""
-        if self._solved is not None or not self._is_untrained or not self._solved_groups.are_all:
+        """The end of training that is due because nearly every episode succeeds, if it is."""
+        if self._solved is not None or not self._is_untrained or not self._solved_groups.are_solved:
             return None
+        num_solved = self._solved_groups.num_solved
+        share = "" if num_solved == self._num_untrained else f"{num_solved} of "
         text = (
-            f"the task is solved: all episodes of the last {self._num_untrained} groups succeeded, so "
-            f"no token was trained in the groups of {self._num_untrained // self._run.groups_per_step} "
-            "steps (scheduler.max_untrained_steps)"
+            f"the task is solved: all episodes of {share}the last {self._num_untrained} groups "
+            "succeeded, so no token was trained in the groups of "
+            f"{self._num_untrained // self._run.groups_per_step} steps (scheduler.max_untrained_steps)"
         )
         return TaskSolved(lineage, step, self._num_untrained, text)
 
@@ -298,7 +300,7 @@ class RunHealth:
         return limit > 0 and self._num_untrained >= limit * self._run.groups_per_step
 
     def _untrained_steps(self, step: int) -> RunFailed | None:
-        if self._solved is not None or not self._is_untrained or self._solved_groups.are_all:
+        if self._solved is not None or not self._is_untrained or self._solved_groups.are_solved:
             return None
         text = (
             f"no token was trained in the groups of {self._num_untrained // self._run.groups_per_step} "
