@@ -223,7 +223,7 @@ def turns_trained(lines: Iterable[Line], from_s: float, until_s: float) -> tuple
         elif line.body["type"] == "step_finished" and from_s <= line.body["finished_unix_s"] < until_s:
             steps.append(line.body)
     if len(steps) < 2:
-        raise ValueError(f"{len(steps)} steps ended in {until_s - from_s:.1f} s: too few to count between")
+        raise ValueError(f"{len(steps)} steps ended in {until_s - from_s:.1f} s: two are needed")
     steps.sort(key=lambda step: step["finished_unix_s"])
     num_turns = sum(turns[group] for step in steps[1:] for group in step["group_ids"])
     return num_turns, steps[-1]["finished_unix_s"] - steps[0]["finished_unix_s"]

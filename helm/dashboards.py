@@ -316,7 +316,7 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
                 "Steps in an hour", "short", {"steps": "max(delta(tailrace_learner_step@[10m])) * 6"}
             ),
             Panel(
-                "Updates without a finite gradient",
+                "Updates without a finite loss or gradient",
                 "cps",
                 {"all": _rate("tailrace_learner_skipped_updates_total")},
             ),

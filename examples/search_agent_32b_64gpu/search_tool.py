@@ -68,3 +68,6 @@ async def search(query: str) -> str:
 
 def _words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
+
+
+corpus()  # now: in the first call it would block the worker, which is then taken for dead

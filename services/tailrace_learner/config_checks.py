@@ -60,6 +60,14 @@ def check_roles(
         )
 
 
+def _check_schedule(args: TrainingArgs, section: str) -> None:
+    if args.min_lr_ratio and args.lr_scheduler_type == "constant":
+        raise ValueError(
+            f"{section}.min_lr_ratio is not read with lr_scheduler_type constant: remove it, or use "
+            "linear or cosine"
+        )
+
+
 def check_optimizer(args: TrainingArgs, section: str, strategy: str) -> None:
     """Raises `ValueError` for an optimizer that does not take its arguments or fit the strategy."""
     declared, name = OPTIMIZERS.find(args.optimizer), f"{section}.optimizer {args.optimizer!r}"
@@ -70,6 +78,7 @@ def check_optimizer(args: TrainingArgs, section: str, strategy: str) -> None:
     for key in ("adam_beta1", "adam_beta2", "adam_epsilon"):
         if key not in declared.reads and getattr(args, key) != getattr(TrainingArgs(), key):
             raise ValueError(f"{section}.{key} is not read by {name}: remove it")
+    _check_schedule(args, section)
     if strategy == "deepspeed" and args.optimizer != "adamw":
         raise ValueError(f"{name}: strategy_name deepspeed takes adamw alone: use it, or fsdp2")
     if strategy != "single" and not declared.elementwise:
@@ -87,9 +96,19 @@ def check_metrics(names: Iterable[str]) -> None:
         METRICS.find(name)
 
 
-def _check_combinations(config: AlgorithmConfig) -> None:
-    if config.loss_aggregation == "seq_mean_token_sum_norm" and not config.loss_norm_tokens:
+def _check_norm(config: AlgorithmConfig) -> None:
+    reads_norm = config.loss_aggregation == "seq_mean_token_sum_norm"
+    if reads_norm and not config.loss_norm_tokens:
         raise ValueError("loss_norm_tokens must be given with loss_aggregation seq_mean_token_sum_norm")
+    if config.loss_norm_tokens and not reads_norm:
+        raise ValueError(
+            f"loss_norm_tokens is not read by loss_aggregation {config.loss_aggregation!r} (only by "
+            "seq_mean_token_sum_norm): remove it or choose that"
+        )
+
+
+def _check_combinations(config: AlgorithmConfig) -> None:
+    _check_norm(config)
     if 0 < config.dual_clip <= 1:
         raise ValueError("dual_clip must be above 1, or 0 to switch it off")
     if bool(config.overlong_max_tokens) != bool(config.overlong_buffer_tokens):

@@ -23,6 +23,9 @@ TRACKERS: Mapping[str, str] = MappingProxyType(
 """Class of each built-in tracker by its name in `learner.trackers`."""
 
 
+_ZERO_STAGE: Literal[2] = 2
+
+
 class StrategyArgs(Config, frozen=True, kw_only=True):
     """Spread of the model and its optimizer over the learner's ranks."""
 
@@ -37,7 +40,7 @@ class StrategyArgs(Config, frozen=True, kw_only=True):
     """Processes that compute a step together, one GPU each, if there are any. They start on this host,
     or in equal parts on the hosts of the chart's `learner.nodes`."""
 
-    zero_stage: Literal[1, 2, 3] = 2
+    zero_stage: Literal[1, 2, 3] = _ZERO_STAGE
     """Parts that `deepspeed` cuts over the ranks: the optimizer's state (1), gradients too (2), weights
     too (3). `fsdp2` cuts all of them."""
 
@@ -60,6 +63,11 @@ class StrategyArgs(Config, frozen=True, kw_only=True):
         if self.strategy_name == "single" and self.num_ranks > 1:
             raise ValueError(
                 "strategy_args.strategy_name single computes on one rank: use num_ranks 1 or fsdp2"
+            )
+        if self.zero_stage != _ZERO_STAGE and self.strategy_name != "deepspeed":
+            raise ValueError(
+                f"strategy_args.zero_stage {self.zero_stage} is for strategy_name deepspeed, which "
+                "alone has stages: name it, or leave zero_stage out"
             )
         size = self.tensor_parallel_size
         if size > 1 and self.strategy_name != "megatron":

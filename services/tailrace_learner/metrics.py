@@ -38,7 +38,9 @@ FAILED_TRAJECTORY_FILES = Counter(
     "tailrace_learner_failed_trajectory_files", "Trajectory files that the disk refused."
 )
 FAILED_TRACKERS = Counter("tailrace_learner_failed_trackers", "Failures of a tracker.", ["tracker"])
-SKIPPED_UPDATES = Counter("tailrace_learner_skipped_updates", "Updates without a finite gradient.")
+SKIPPED_UPDATES = Counter(
+    "tailrace_learner_skipped_updates", "Updates without a finite loss or gradient."
+)
 DEVICE_WAIT_SECONDS = Histogram(
     "tailrace_learner_device_wait_seconds",
     "Time until all inference servers sleep (`colocated: true`).",

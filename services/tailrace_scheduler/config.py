@@ -100,8 +100,8 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
 
     max_untrained_steps: int = 50
     """Steps in a row, or as many groups given back, without a trained token (for example since all
-    groups have equal rewards) or an applied update; then the run ends: as finished if every episode of
-    these groups succeeds, else as failed. 0: never."""
+    groups have equal rewards) or an applied update; then the run ends: as finished if nearly all of
+    these groups succeed, else as failed. 0: never."""
 
     stall_timeout_s: float = 1200.0
     """Seconds, beyond `group_timeout_s`, without a valid episode, a step or an evaluation; then the run

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from tailrace.offload import Offload
+from tailrace_learner.adapters.memory import WorkerMemory
 from tailrace_learner.adapters.ranks import TorchRanks
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
 from tailrace_learner.config import TrainingArgs
@@ -33,6 +34,7 @@ from tests.unit.tailrace_learner.step.test_step import prepared
 from tests.world.servers import free_port
 
 CUDA = torch.device("cuda")
+MIB = 1 << 20
 ARGS = TrainingArgs(learning_rate=1e-2, max_grad_norm=1.0)
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}  # relative, of the largest number
 
@@ -214,3 +216,18 @@ def test_memory_on_loan_is_free_on_the_device_and_comes_back_unchanged() -> None
     offload.restore()
     assert torch.equal(weights[:5000], before)
     assert torch.equal(view[:4000], before[1000:])
+
+
+def test_a_sleeping_learner_gives_the_memory_of_its_device_back() -> None:
+    weight = torch.nn.Parameter(torch.ones(1024, 1024, device=CUDA))
+    optimizer = SummedOptimizer.of([weight], ARGS)
+    weight.grad = torch.ones_like(weight)
+    optimizer.update(count=1.0, learning_rate=1e-2, max_grad_norm=0.0)
+    expected = [each.detach().cpu() for each in (weight, *optimizer.moments(weight).values())]
+    awake = torch.cuda.memory_allocated()
+    memory = WorkerMemory([weight, optimizer], CUDA)
+    memory.free()
+    assert torch.cuda.memory_allocated() <= awake - 12 * MIB  # the weight and two moments
+    memory.restore()
+    found = [each.detach().cpu() for each in (weight, *optimizer.moments(weight).values())]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -95,7 +95,7 @@ async def check_key(case: KeyCase, is_changed: bool, begin: Callable[[], Awaitab
     before, begun = case.measured(), num_begun()
     await begin()
     if is_changed:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while case.measured() - before < case.least:
                 await asyncio.sleep(0.01)
         return

@@ -85,6 +85,14 @@ def is_on(name: str) -> Condition:
     return lambda lookup: bool(lookup(name))
 
 
+def decays(*schedules: str) -> Condition:
+    """Holds if the first given of these settings names a schedule of a rate that falls."""
+    return lambda lookup: (
+        next((str(name) for each in schedules if (name := lookup(each)) is not None), "constant")
+        != "constant"
+    )
+
+
 def is_gae(name: str) -> Condition:
     """Holds if the setting `name` chooses the estimator with a critic."""
     return lambda lookup: str(lookup(name)) == "gae"

@@ -33,6 +33,7 @@ ONE_DEVICE = "a learner's rank has one device; more of them share the work"
 NO_CUT = "megatron alone cuts layers over ranks"
 NO_STAGES = "a rank has all layers, or a part of each: cut them by tensor parallelism"
 NO_KL = "the divergence has no weight: its coefficient is 0 or it is switched off"
+NO_DECAY = "the learning rate is constant"
 NO_LAMBDA = "the estimator is not gae, which alone looks ahead by values"
 
 TRACKERS = (

@@ -22,7 +22,8 @@ class WorkerMemory:
 
     def free(self) -> None:
         """Moves all tensors of the device to the host."""
-        found = (one for one in reachable_tensors(self._worker) if one.device == self._device)
+        kind = self._device.type  # `cuda` is not equal to the `cuda:0` of its tensors
+        found = (one for one in reachable_tensors(self._worker) if one.device.type == kind)
         self._offload.free(found, keep=True)
 
     def restore(self) -> None:

@@ -20,6 +20,10 @@ _DRIFT_REMEDY = (
     "it is restarted; if new servers differ as much, give learner and inference one dtype and one "
     "temperature, or raise learner.max_mismatch"
 )
+_REFERENCE_REMEDY = (
+    "their divergence is unknown, and updates whose loss holds it are skipped: check the weights of "
+    "the reference (learner.reference.pretrain), and learner.model_args.dtype"
+)
 _UNNAMED_REMEDY = (
     "set granularity: step for loops and workflows, or use another adv_estimator: turns whose "
     "observation is not known have no step advantage"
@@ -48,6 +52,13 @@ def observe_step(step: int, timing: Timing, numbers: dict[str, float | None]) ->
     metrics.SKIPPED_UPDATES.inc(numbers["num_skipped_updates"] or 0.0)
     # Some were left out with their group, others when their server was found wrong.
     metrics.MASKED_TOKENS.labels("quarantined").inc(numbers["num_quarantined_tokens"] or 0.0)
+    if num_tokens := numbers.get("num_nonfinite_ref_tokens"):
+        log.error(
+            "log-probabilities of the reference are not finite",
+            step=step,
+            num_tokens=num_tokens,
+            remedy=_REFERENCE_REMEDY,
+        )
     if num_turns := numbers.get("num_unnamed_turns"):
         log.warning("turns without observation", step=step, num_turns=num_turns, remedy=_UNNAMED_REMEDY)
 

@@ -130,8 +130,9 @@ class Worker:
     # Device
 
     def sleep(self) -> None:
-        """Move everything to the host; the next call is `wake`."""
+        """Move everything to the host, on all ranks (collective); the next call is `wake`."""
         self._memory.free()
+        self._strategy.world.collect(None)
 
     def wake(self) -> None:
         """Move everything back to the device."""

@@ -309,7 +309,7 @@ HINTS = (
         _skipped,
         0.3,
         0.1,
-        "{value:.0%} of the updates are skipped because gradients are not finite: lower "
+        "{value:.0%} of the updates are skipped because loss or gradients are not finite: lower "
         "learner.training_args.learning_rate, and check learner.model_args.dtype",
     ),
 )

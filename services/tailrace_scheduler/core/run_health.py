@@ -6,7 +6,7 @@ the run says how often the commonest cause was seen, and what to change.
 
 import re
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from tailrace.config import RunConfig
@@ -24,6 +24,7 @@ from tailrace_protos.event import (
 )
 from tailrace_scheduler.config import SchedulerConfig
 from tailrace_scheduler.core.solved import SolvedGroups
+from tailrace_scheduler.core.untrained import OTHER_CAUSE, REMEDIES, untrained_cause
 
 FAILED_SHARE = 0.9
 SOLVED_SUCCESS = 0.9
@@ -34,28 +35,6 @@ _FAILURES = (Outcome.INFRA_FAILURE, Outcome.TIMEOUT)
 _REMEMBERED = 512  # failures, for the commonest reason
 _DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
 _OF_REWARD, _OF_GENERATION = re.compile(r"^reward:"), re.compile(r"generation \S+ failed")
-
-# Reasons for a group without a trained token: the learner's metric or drop reason, and a remedy.
-_REMEDIES = {
-    "zero_variance": "all episodes of a group had the same reward: check the reward, choose tasks that "
-    "the model solves sometimes, raise group_size or the sampling temperature",
-    "too_few_valid": "groups had too few valid episodes: mend the failures, or lower "
-    "scheduler.min_valid",
-    "stale": "tokens were older than max_staleness: raise max_staleness or lower the number of "
-    "concurrent episodes",
-    "skipped": "gradients were not finite and all updates were skipped: lower "
-    "learner.training_args.learning_rate, check learner.model_args.dtype and the rewards",
-    "num_stale_tokens": "tokens were older than max_staleness: raise max_staleness",
-    "num_nonfinite_rewards": "rewards were not finite, or beyond 1e12: check the reward",
-    "num_nonfinite_tokens": "the engine's log-probabilities were not finite: check the model's dtype",
-    "num_malformed_episodes": "episodes were malformed: agents and learner must have the same version",
-    "num_quarantined_tokens": "inference servers sampled with wrong weights: see learner.max_mismatch",
-    "num_overlong_rows": "rows were longer than the model reads: lower agents.max_episode_tokens",
-    "num_masked_episodes": "episodes were cut off by a limit and learner.over_budget_episodes masks "
-    "them: raise agents.generating_args.max_new_tokens or the limit of turns",
-    "num_unrewarded_rows": "conversations were given no reward: see agents.workflow.reward_scope",
-}
-_OTHER_CAUSE = "no token of them could be trained: see the metrics num_* of the steps"
 
 
 class Counts(NamedTuple):
@@ -166,13 +145,15 @@ class RunHealth:
         )
 
     def solved(self, lineage: str, step: int) -> TaskSolved | None:
-        """The end of training that is due because every episode succeeds, if it is."""
-        if self._solved is not None or not self._is_untrained or not self._solved_groups.are_all:
+        """The end of training that is due because nearly every episode succeeds, if it is."""
+        if self._solved is not None or not self._is_untrained or not self._solved_groups.are_solved:
             return None
+        num_solved = self._solved_groups.num_solved
+        share = "" if num_solved == self._num_untrained else f"{num_solved} of "
         text = (
-            f"the task is solved: all episodes of the last {self._num_untrained} groups succeeded, so "
-            f"no token was trained in the groups of {self._num_untrained // self._run.groups_per_step} "
-            "steps (scheduler.max_untrained_steps)"
+            f"the task is solved: all episodes of {share}the last {self._num_untrained} groups "
+            "succeeded, so no token was trained in the groups of "
+            f"{self._num_untrained // self._run.groups_per_step} steps (scheduler.max_untrained_steps)"
         )
         return TaskSolved(lineage, step, self._num_untrained, text)
 
@@ -319,7 +300,7 @@ class RunHealth:
         return limit > 0 and self._num_untrained >= limit * self._run.groups_per_step
 
     def _untrained_steps(self, step: int) -> RunFailed | None:
-        if self._solved is not None or not self._is_untrained or self._solved_groups.are_all:
+        if self._solved is not None or not self._is_untrained or self._solved_groups.are_solved:
             return None
         text = (
             f"no token was trained in the groups of {self._num_untrained // self._run.groups_per_step} "
@@ -365,9 +346,9 @@ class RunHealth:
     def _cause(self) -> str:
         """The commonest cause of untrained groups, with its remedy."""
         if not self._causes:
-            return _OTHER_CAUSE
+            return OTHER_CAUSE
         cause, count = self._causes.most_common(1)[0]
-        text = f"in {count} of {self._causes.total()} groups {_REMEDIES.get(cause, _OTHER_CAUSE)}"
+        text = f"in {count} of {self._causes.total()} groups {REMEDIES.get(cause, OTHER_CAUSE)}"
         return f"{text}; {self.commonest()}" if cause == "too_few_valid" else text
 
     def _service(self) -> str:
@@ -375,24 +356,6 @@ class RunHealth:
         if _OF_REWARD.search(self.newest_failure):
             return "reward"
         return "inference" if _OF_GENERATION.search(self.newest_failure) else "agents"
-
-
-def untrained_cause(metrics: Mapping[str, float | None]) -> str | None:
-    """Returns the cause for which a step changed no weight; None if it did, or if that is unknown."""
-    num_tokens = metrics.get("num_trained_tokens")
-    if num_tokens is None:
-        return None
-    counts = {name: count or 0.0 for name, count in metrics.items()}
-    if num_tokens:
-        num_skipped = counts.get("num_skipped_updates", 0.0)
-        return "skipped" if 0 < counts.get("num_updates", 0.0) <= num_skipped else None
-    of_groups = {
-        name: counts.get(f"num_groups_{name}", 0.0) for name in ("zero_variance", "too_few_valid")
-    }
-    largest = max(of_groups, key=lambda name: of_groups[name])
-    if of_groups[largest] * 2 >= counts.get("num_groups", 0.0):
-        return largest
-    return next((name for name in _REMEDIES if counts.get(name)), "other")
 
 
 def alike_text(reason: str) -> str:

@@ -76,10 +76,15 @@ class Registry:
 
         replays: set[asyncio.Task[None]] = set()
 
+        def on_replayed(task: asyncio.Task[None]) -> None:
+            replays.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("registry not replayed", error=type(error).__name__, exc_info=error)
+
         def on_restored() -> None:
             task = asyncio.create_task(replay())
             replays.add(task)
-            task.add_done_callback(replays.discard)
+            task.add_done_callback(on_replayed)
 
         await self._connection.subscribe(self._prefix + ">", on_message)
         self._connection.on_restored.append(on_restored)
@@ -149,10 +154,10 @@ class Bus:
     ) -> R:
         """Calls a worker and returns its reply.
 
-        After a timeout, an absent worker or a full worker it makes up to `idempotent_retries` more
-        attempts, each with `timeout_s`. Leave it 0 for calls that must not run twice. Raises
-        `CallFailedError`, `NoResponderError`, `CallTimeoutError`, `OversizedMessageError`,
-        `MalformedMessageError`.
+        After a timeout, an absent worker or an error aside from INVALID it makes up to
+        `idempotent_retries` more attempts, each with `timeout_s`. Leave it 0 for calls that must not
+        run twice. Raises `CallFailedError`, `NoResponderError`, `CallTimeoutError`,
+        `OversizedMessageError`, `MalformedMessageError`.
         """
         return await self._caller.request(subject, message, reply_type, timeout_s, idempotent_retries)
 
@@ -203,9 +208,12 @@ class Bus:
             ]
         )
 
-    async def publish_copy(self, subject: str, payload: bytes, message_id: str) -> None:
-        """Like `publish_durable`, for an encoded payload."""
-        await self._publisher.publish([Outgoing(subject, payload, {MESSAGE_ID_HEADER: message_id})])
+    async def publish_copy(
+        self, subject: str, payload: bytes, message_id: str, traceparent: str
+    ) -> None:
+        """Like `publish_durable`, for an encoded payload, which stays in its trace."""
+        of_copy = {MESSAGE_ID_HEADER: message_id, **headers(traceparent)}
+        await self._publisher.publish([Outgoing(subject, payload, of_copy)])
 
     # Streams
 

@@ -28,6 +28,7 @@ REASON_HEADER = "Nats-Service-Error"
 CODE_HEADER = "Nats-Service-Error-Code"
 RETRY_AFTER_HEADER = "Retry-After"
 KIND_HEADER = "Tailrace-Error"
+MAX_REASON_CHARS = 2000  # headers count too: beyond `max_payload` nats-server closes the connection
 _STATUS = {
     CallErrorCode.INVALID: "400",
     CallErrorCode.INTERNAL: "500",
@@ -80,11 +81,16 @@ def is_no_responders(message: Msg) -> bool:
     return not message.data and (message.headers or {}).get("Status") == NO_RESPONDERS
 
 
+def header_text(text: str, max_chars: int) -> str:
+    """Returns a text as a header takes it: one line, UTF-8 (a lone surrogate is not), cut."""
+    return " ".join(text[:max_chars].split()).encode(errors="replace").decode()
+
+
 def error_headers(error: CallFailedError) -> Headers:
     """Encodes an error as reply headers."""
     headers = {
         CODE_HEADER: _STATUS[error.code],
-        REASON_HEADER: " ".join(error.reason.split()),  # a line break would end the header
+        REASON_HEADER: header_text(error.reason, MAX_REASON_CHARS),
         KIND_HEADER: error.code.value,
     }
     if error.retry_after_s > 0:

@@ -55,7 +55,7 @@ class Connection:
     @property
     def is_connected(self) -> bool:
         """True while the client is connected to the server."""
-        return self._connected.is_set()
+        return self._connected.is_set() and not self._closed_reason
 
     async def open(self) -> None:
         """Returns once connected, without a time limit; `ConfigError` when the server refuses."""

@@ -15,7 +15,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from tailrace import metrics
-from tailrace.bus.calls import ReplyInbox, is_no_responders
+from tailrace.bus.calls import ReplyInbox, header_text, is_no_responders
 from tailrace.bus.connection import Connection, Headers
 from tailrace.bus.errors import OversizedMessageError, PublishRefusedError, StreamMissingError
 from tailrace.log import get_logger
@@ -79,12 +79,9 @@ class DurablePublisher:
             now_s = asyncio.get_running_loop().time()
             missing_since_s = (missing_since_s or now_s) if "missing" in reasons else None
             if missing_since_s is not None and now_s - missing_since_s > self._missing_after_s:
-                raise StreamMissingError(left[0][0].subject, self._missing_after_s)
-            for _, reason in left:
-                metrics.BUS_PUBLISH_RETRIES.labels(reason.split(":")[0]).inc()
-            if backoff.num_failures % LOG_EVERY == 0:
-                subject = left[0][0].subject
-                log.warning("publish waits", subject=subject, reasons=sorted(reasons), num=len(left))
+                subject = next(item.subject for item, reason in left if reason == "missing")
+                raise StreamMissingError(subject, self._missing_after_s)
+            _count_retries(left, is_logged=backoff.num_failures % LOG_EVERY == 0)
             items = [item for item, _ in left]
             await backoff.sleep()
 
@@ -114,6 +111,14 @@ class DurablePublisher:
         """Ends the waits: the new connection receives no PubAck for messages of the old one."""
         for ack in self._awaited:
             ack.cancel()
+
+
+def _count_retries(left: Sequence[tuple[Outgoing, str]], *, is_logged: bool) -> None:
+    for _, reason in left:
+        metrics.BUS_PUBLISH_RETRIES.labels(reason.split(":")[0]).inc()
+    if is_logged:
+        reasons = sorted({reason for _, reason in left})
+        log.warning("publish waits", subject=left[0][0].subject, reasons=reasons, num=len(left))
 
 
 def _reason_to_repeat(item: Outgoing, ack: asyncio.Future[Msg]) -> str:
@@ -170,13 +175,13 @@ class DeadLetters:
         """Stores a copy of `message` under `subject`; the caller then terminates the original."""
         info = DeliveryInfo.of(message.reply)
         kind = type(error).__name__ if isinstance(error, Exception) else "TooManyDeliveries"
-        reason = " ".join(str(error).split())[:MAX_REASON_CHARS]
+        reason = header_text(str(error), MAX_REASON_CHARS)
         log.error(
             "dead letter", subject=message.subject, seq=info.stream_seq, error=kind, reason=reason
         )
         metrics.DEAD_LETTERS.labels(subject).inc()
         headers = {
-            MESSAGE_ID_HEADER: f"dead.{info.stream}.{info.stream_seq}",
+            MESSAGE_ID_HEADER: f"dead.{info.stream}.{info.stream_seq}.{info.stored_ns}",
             SUBJECT_HEADER: message.subject,
             ERROR_HEADER: kind,
             REASON_HEADER: reason,

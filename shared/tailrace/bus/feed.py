@@ -56,8 +56,8 @@ class PullFeed:
 
     async def close(self) -> None:
         """Ends the feed; messages that arrived before have been passed to `receive`."""
-        self._connection.on_lost.remove(self.forget)
         if self._subscription is not None:
+            self._connection.on_lost.remove(self.forget)
             await self._connection.drain(self._subscription)
 
     def forget(self) -> None:

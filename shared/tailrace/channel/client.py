@@ -195,32 +195,35 @@ class ClientLink:
             self._writer.emit()
 
     def _take(self, chunks: tuple[TokenChunk, ...]) -> None:
-        calls, num_ended, num_failed = self._calls, 0, 0
+        calls, num_ended, num_failed, num_lost = self._calls, 0, 0, 0
         for chunk in chunks:
             call = calls.get(chunk.call_id)
             if call is None:
                 self._metrics.stray.inc()
                 continue
+            was_lost = call.ended
             if not call.feed(chunk):
                 self._abort_at_server(call)
+                was_lost = True
             if chunk.finish_reason is not None or chunk.error is not None:
                 num_ended += 1
-                num_failed += chunk.finish_reason is None
+                num_lost += was_lost
+                num_failed += chunk.finish_reason is None and not was_lost
                 del calls[chunk.call_id]
         if chunks:
             self._metrics.chunks.inc(len(chunks))
         if num_ended:
-            self._count_ended(num_ended - num_failed, num_failed)
+            self._metrics.in_flight.dec(num_ended)
+            self._count_ended(num_ended - num_failed - num_lost, num_failed)
 
     def _count_ended(self, num_finished: int, num_failed: int) -> None:
-        self._metrics.in_flight.dec(num_finished + num_failed)
         if num_finished:
             self._metrics.finished.inc(num_finished)
         if num_failed:
             self._metrics.failed.inc(num_failed)
 
     def _abort_at_server(self, call: GenerateCall) -> None:
-        """Aborts a call at the server; its id stays in use until the server's last chunk."""
+        """Aborts a lost call at the server; its id stays in use until the server's last chunk."""
         self._metrics.lost.inc()
         self._writer.add(AbortRequest((call.call_id,)))
         self._schedule_flush()
@@ -259,8 +262,9 @@ class ClientLink:
         self._on_gone(self)
         self._metrics.in_flight.dec(len(self._calls))
         self._metrics.waiting.dec(len(self._waiting))
-        self._metrics.lost.inc(len(self._calls) + len(self._waiting))
-        for call in (*self._calls.values(), *self._waiting.values()):
+        left = [call for call in (*self._calls.values(), *self._waiting.values()) if not call.ended]
+        self._metrics.lost.inc(len(left))
+        for call in left:
             call.fail(f"{cause.value}: {detail}")
         self._calls.clear()
         self._waiting.clear()

@@ -36,7 +36,7 @@ class OversizeRequestError(ValueError):
     def __init__(self, call_id: str, num_bytes: int, limit_bytes: int) -> None:
         super().__init__(
             f"call {call_id}: request has {num_bytes} bytes, the channel takes {limit_bytes}: "
-            "shorten the prompt, or raise max_payload of nats-server"
+            "shorten the prompt, or over NATS raise max_payload of nats-server"
         )
         self.call_id = call_id
         self.num_bytes = num_bytes

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from tailrace.channel.config import ServerChannelConfig
-from tailrace.channel.frames import Credit, FrameTooLargeError, FrameWriter
+from tailrace.channel.frames import Credit, FrameWriter
 from tailrace.channel.generation import merge_chunks, split_chunk
 from tailrace.channel.metrics import ChannelMetrics
 from tailrace.channel.ports import LinkLoss, Wire, WireEvents
@@ -150,8 +150,8 @@ class ServerLink:
             for chunk in chunks:
                 if self.is_open:
                     self._writer.add(chunk)
-        except FrameTooLargeError as error:  # only its stop string or error reason can be that long
-            self._drop(self, LinkLoss.MALFORMED, f"chunk of {error.num_bytes} bytes")
+        except (TypeError, ValueError) as error:  # its stop string or reason is too long, or no text
+            self._drop(self, LinkLoss.MALFORMED, f"chunk that cannot be sent: {error}")
 
     @property
     def expected_sequence(self) -> int:

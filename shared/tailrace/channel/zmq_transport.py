@@ -14,6 +14,7 @@ not report when one has room again; the server retries frames for a slow client 
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -47,6 +48,7 @@ _HANDSHAKE_FAILURES = (
 )
 _PEER_RETRY_S = 0.002
 _FINISH_S = 1.0  # for slow clients to receive their queued frames when the server stops
+_LAST_FRAMES_S = 2.0  # the same when their link ends; one that hangs never reads them
 
 Socket = zmq.Socket[bytes]
 
@@ -231,8 +233,10 @@ class ZmqServerWire:
         self._transport = transport
         self._peer = peer
         self._link = link
+        self._loop = asyncio.get_running_loop()
         self._queue: deque[bytearray] = deque()
         self._closed = False
+        self._gives_up_s = math.inf
 
     def send(self, frame: bytearray) -> None:
         """See `Wire`."""
@@ -257,10 +261,12 @@ class ZmqServerWire:
         return True
 
     def send_queued(self) -> bool:
-        """Sends queued frames, also after `close`; returns True when none is left."""
+        """Sends queued frames, for a moment also after `close`; returns True when none is left."""
         while self._queue:
             if not self._try_send(self._queue[0]):
-                return False
+                if self._loop.time() < self._gives_up_s:
+                    return False
+                self._queue.clear()
             if self._queue:  # empty if the peer is gone
                 self._queue.popleft()
         return True
@@ -268,6 +274,7 @@ class ZmqServerWire:
     def close(self) -> None:
         """See `Wire`."""
         self._closed = True
+        self._gives_up_s = self._loop.time() + _LAST_FRAMES_S
 
 
 class ZmqServerTransport:

@@ -4,7 +4,9 @@ A value is `auto`, a built-in name, or `module:Class` of a user's file.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from tailrace.chat.model_files import SpecialTokens
 from tailrace.chat.reasoning import (
@@ -24,6 +26,7 @@ from tailrace.import_path import load_object
 from tailrace.log import get_logger
 from tailrace_protos.chat import ToolSchema
 
+R = TypeVar("R")
 _TOOL_KEY, _REASONING_KEY = "chat.tool_parser", "chat.reasoning_parser"
 
 
@@ -173,6 +176,11 @@ def _check_special_texts(parser: ToolParser | ReasoningParser, path: str, key: s
         raise ConfigError(f"{key}: {path}.special_texts must be a tuple of texts, found {texts!r}")
 
 
+def _checked(returned: object, kind: type[R]) -> R:
+    """Returns what user code returned; `msgspec.ValidationError` if its parts have other types."""
+    return msgspec.convert(msgspec.to_builtins(returned), kind)
+
+
 class _GuardedToolParser(ToolParser):
     def __init__(self, parser: ToolParser, path: str) -> None:
         self._parser = parser
@@ -193,7 +201,7 @@ class _GuardedToolParser(ToolParser):
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
         try:
             with foreign_code(f"{self._path}.parse"):
-                return self._parser.parse(text, tools)
+                return _checked(self._parser.parse(text, tools), ParsedCalls)
         except ForeignCodeError as error:
             log.warning("user parser failed", error=str(error))
             return ParsedCalls(text, malformed=(str(error),))
@@ -230,14 +238,14 @@ class _GuardedSplitter:
     def feed(self, text: str) -> Split:
         try:
             with foreign_code(f"{self._path}: feed"):
-                return self._splitter.feed(text)
+                return _checked(self._splitter.feed(text), Split)
         except ForeignCodeError as error:
             return self._failed(error, text)
 
     def finish(self) -> Split:
         try:
             with foreign_code(f"{self._path}: finish"):
-                return self._splitter.finish()
+                return _checked(self._splitter.finish(), Split)
         except ForeignCodeError as error:
             return self._failed(error, "")
 

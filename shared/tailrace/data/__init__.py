@@ -7,7 +7,8 @@ get the whole row; docs/agents.md describes the format.
 """
 
 from tailrace.data.config import DatasetEntry
-from tailrace.data.rows import Row, prompt_messages
+from tailrace.data.prompts import prompt_messages
+from tailrace.data.rows import Row
 from tailrace.data.sources import Dataset, first_rows, load_dataset, source_baselines
 
 __all__ = [

@@ -7,12 +7,10 @@ import msgspec
 
 from tailrace.config import ConfigError
 from tailrace.data.config import DatasetEntry
-from tailrace_protos.chat import ChatMessage
+from tailrace.data.prompts import check_prompt, framed, kind_of
 
 COMPLETED = frozenset(("agent_name", "tools", "tools_kwargs"))
 """Keys that a row has after its completion, whatever its source."""
-
-_ROLES = ("system", "user", "assistant", "tool", "developer")
 
 
 class Row(NamedTuple):
@@ -25,13 +23,13 @@ class Row(NamedTuple):
 def complete_row(data: object, origin: str, entry: DatasetEntry) -> Row:
     """Completes a row with the entry's defaults; `ConfigError` names origin and key of an error."""
     if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
-        raise ConfigError(f"{origin}: a row must be an object with named keys, found {_kind(data)}")
+        raise ConfigError(f"{origin}: a row must be an object with named keys, found {kind_of(data)}")
     row = {**data, **_defaults(data, entry)}
     row["tools_kwargs"] = {**entry.tools_kwargs, **_mapping(row, "tools_kwargs", origin)}
     _check_keys(row, origin)
     row["tools"] = list(row["tools"])
     if "prompt" in row:
-        row["prompt"] = _framed(row["prompt"], entry)
+        row["prompt"] = framed(row["prompt"], entry)
     _check_wire(row, origin)
     return Row(row, origin)
 
@@ -68,14 +66,6 @@ def _column(data: Mapping[str, Any], name: str, origin: str) -> Any:
     return found
 
 
-def prompt_messages(row: Mapping[str, Any]) -> tuple[ChatMessage, ...]:
-    """Messages of a row's prompt."""
-    prompt = row["prompt"]
-    if isinstance(prompt, str):
-        return (ChatMessage("user", prompt),)
-    return tuple(ChatMessage(message["role"], message["content"]) for message in prompt)
-
-
 def require_prompt(row: Row) -> None:
     """Raises `ConfigError` for a row without `prompt`, which the built-in agent loops need."""
     if "prompt" not in row.data:
@@ -97,27 +87,12 @@ def _mapping(row: dict[str, Any], key: str, origin: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{origin}: key {key!r}: must be an object, found {_kind(value)}")
+        raise ConfigError(f"{origin}: key {key!r}: must be an object, found {kind_of(value)}")
     return {name: kwargs for name, kwargs in value.items() if kwargs is not None}
 
 
-def _check_prompt(prompt: object) -> str:
-    if isinstance(prompt, str):
-        return "" if prompt else "is empty"
-    if not isinstance(prompt, list) or not prompt:
-        return f"must be text or a list of messages, found {_kind(prompt)}"
-    for index, message in enumerate(prompt):
-        if not isinstance(message, Mapping):
-            return f"message {index} must be an object, found {_kind(message)}"
-        if message.get("role") not in _ROLES:
-            return f"message {index}: role must be one of {', '.join(_ROLES)}"
-        if not isinstance(message.get("content"), str):
-            return f"message {index}: content must be text, found {_kind(message.get('content'))}"
-    return ""
-
-
 def _check_name(name: object) -> str:
-    return "" if isinstance(name, str) else f"must be text, found {_kind(name)}"
+    return "" if isinstance(name, str) else f"must be text, found {kind_of(name)}"
 
 
 def _check_tools(tools: object) -> str:
@@ -132,35 +107,11 @@ def _check_tools_kwargs(kwargs: Any) -> str:
 
 
 _CHECKS: dict[str, Callable[[Any], str]] = {
-    "prompt": _check_prompt,
+    "prompt": check_prompt,
     "agent_name": _check_name,
     "tools": _check_tools,
     "tools_kwargs": _check_tools_kwargs,
 }
-
-
-def _framed(prompt: Any, entry: DatasetEntry) -> Any:
-    if entry.system_prompt:
-        prompt = _with_system(prompt, entry.system_prompt)
-    return _with_instruction(prompt, entry.instruction) if entry.instruction else prompt
-
-
-def _with_system(prompt: Any, system: str) -> list[dict[str, Any]]:
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    if messages[0]["role"] == "system":
-        return messages
-    return [{"role": "system", "content": system}, *messages]
-
-
-def _with_instruction(prompt: Any, instruction: str) -> Any:
-    if isinstance(prompt, str):
-        return f"{prompt.rstrip()}\n\n{instruction}"
-    asked = max((index for index, one in enumerate(prompt) if one["role"] == "user"), default=None)
-    if asked is None:
-        return [*prompt, {"role": "user", "content": instruction}]
-    message = prompt[asked]
-    message = {**message, "content": _with_instruction(message["content"], instruction)}
-    return [*prompt[:asked], message, *prompt[asked + 1 :]]
 
 
 def _check_wire(row: dict[str, Any], origin: str) -> None:
@@ -172,7 +123,3 @@ def _check_wire(row: dict[str, Any], origin: str) -> None:
             raise ConfigError(
                 f"{origin}: key {key!r}: {error}: use numbers, text, lists and objects"
             ) from error
-
-
-def _kind(value: object) -> str:
-    return "nothing" if value is None else type(value).__name__

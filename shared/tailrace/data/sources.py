@@ -1,8 +1,10 @@
 """Data sets in memory, and their sources: files, the Hugging Face hub and Python functions."""
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from glob import escape
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +24,7 @@ Place = str
 RawRows = Iterator[tuple[Any, Place]]
 
 _END = object()
+_OF_PARTS = re.compile(r"-\d+-of-(\d+)\b")
 
 
 def raw_rows(entry: DatasetEntry, key: str) -> RawRows:
@@ -65,10 +68,22 @@ def _files(entry: DatasetEntry, key: str) -> list[Path]:
         for suffix in _SUFFIXES:
             if (found := folder / f"{entry.split}{suffix}").is_file():
                 return [found]
-            if parts := sorted(folder.glob(f"{entry.split}-*{suffix}")):
+            if parts := sorted(folder.glob(f"{escape(entry.split)}-*{suffix}")):
+                _check_complete(parts, key)
                 return parts
     names = ", ".join(entry.split + suffix for suffix in _SUFFIXES)
     raise ConfigError(f"{key}.split: folder {path} holds none of {names}: correct split or path")
+
+
+def _check_complete(parts: Sequence[Path], key: str) -> None:
+    """Raises `ConfigError` if parts that name their number (`-of-00002`) are fewer or more."""
+    wanted = {int(found[1]) for part in parts if (found := _OF_PARTS.search(part.name))}
+    if wanted and wanted != {len(parts)}:
+        numbers = " and ".join(map(str, sorted(wanted)))
+        raise ConfigError(
+            f"{key}.path: {parts[0].parent} holds {len(parts)} files that are parts of {numbers}: copy "
+            "the missing ones, or remove those of another copy"
+        )
 
 
 def _opened(path: Path, key: str) -> BinaryIO:

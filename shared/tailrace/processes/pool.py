@@ -90,6 +90,8 @@ class WorkerProcess:
         stdin = self._process.stdin
         assert stdin is not None
         self.is_usable = False
+        if stdin.is_closing():  # uvloop raises RuntimeError for a write
+            raise EOFError
         try:
             stdin.write(frame(message))
             await stdin.drain()
@@ -146,7 +148,8 @@ class ProcessPool:
         self._arguments = arguments
         self._ready = ready
         self._python = python
-        self._idle: asyncio.Queue[WorkerProcess | None] = asyncio.Queue()  # None: a free place
+        # None: a free place. What came back last goes first, so that few processes serve few callers.
+        self._idle: asyncio.LifoQueue[WorkerProcess | None] = asyncio.LifoQueue()
         self._all: set[WorkerProcess] = set()
         self._ending: set[asyncio.Task[int]] = set()
         for _ in range(num_processes):

@@ -66,11 +66,19 @@ class Guard:
     async def run(
         self, where: str, work: Awaitable[T], *, expected: tuple[type[Exception], ...] = ()
     ) -> T | Failure:
-        """Returns the work's result or its failure; raises cancellation and `expected` exceptions."""
+        """Returns the work's result or its failure; raises `expected` exceptions and cancellation.
+
+        A `CancelledError` of work that nobody cancelled (it awaits a cancelled task) is a failure too.
+        """
         try:
             return await work
         except expected:
             raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return self.record(where, error)
         except StopService as order:
             self._stop(order.reason, order.exit_code)
             return Failure(where, "StopService", order.reason)

@@ -118,10 +118,12 @@ async def _serve(build: Build, args: Args) -> int:
     service = await made if inspect.isawaitable(made) else made
     log.bind(service=service.name)
     tracing.configure(args.run, service.name, args.instance_id)
-    LoopWatchdog(service.max_blocked_s).start()
+    watchdog = LoopWatchdog(service.max_blocked_s)
+    watchdog.start()
     try:
         exit_code = await service.serve()
     finally:
+        watchdog.stop()  # a process may end slowly; with its loop gone it would look blocked
         await asyncio.to_thread(tracing.close)
     if exit_code == EXIT_CONFIG:
         _print_error(service.stop_reason)

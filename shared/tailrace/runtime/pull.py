@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 from tailrace import metrics, tracing
 from tailrace.bus.bus import Bus
 from tailrace.bus.durable import MESSAGE_ID_HEADER, DeliveryInfo
+from tailrace.bus.errors import BusClosedError
 from tailrace.bus.feed import PullFeed
 from tailrace.log import get_logger
 from tailrace.runtime.guard import Failure, Guard, HandBack, cancel, finish
@@ -29,7 +30,7 @@ log = get_logger(__name__)
 ASK_PAUSE_S = 0.002  # handlers that end within this time share one request
 ASK_AT_LEAST_EVERY_S = 1.0  # detects requests that the server lost
 MAX_REMEMBERED = 1024  # acknowledged messages that may be under redelivery
-HAND_BACK_TIMEOUT_S = 3.0  # while nats-server is away; the ack wait then returns the message
+HAND_BACK_TIMEOUT_S = 3.0  # while nats-server is away or the queue full; then the ack wait returns it
 
 M = TypeVar("M")
 _Place = tuple[int, int]  # sequence and time: a stream that was created again has the same sequences
@@ -208,9 +209,12 @@ class PullActor(Generic[M]):
         try:
             async with asyncio.timeout(HAND_BACK_TIMEOUT_S):
                 await self._settlement.hand_back(message, delivery, 0.0)
-        except TimeoutError:
+        except (TimeoutError, BusClosedError) as error:
             log.warning(
-                "not handed back: nats is away", subject=delivery.subject, seq=delivery.stream_seq
+                "not handed back: nats is away, or the queue full",
+                subject=delivery.subject,
+                seq=delivery.stream_seq,
+                error=str(error),
             )
 
 

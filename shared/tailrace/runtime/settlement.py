@@ -10,17 +10,14 @@ from dataclasses import dataclass, field
 import msgspec
 from nats.aio.msg import Msg
 
+from tailrace import tracing
 from tailrace.bus.bus import Bus
-from tailrace.log import get_logger
-
-log = get_logger(__name__)
 
 ACK = b"+ACK"
 IN_PROGRESS = b"+WPI"
 TERMINATE = b"+TERM"
 RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 30.0
-REQUEUE_TIMEOUT_S = 5.0
 
 
 @dataclass
@@ -64,24 +61,19 @@ class Settlement:
         """Returns the message to its queue, for any worker after `delay_s`.
 
         The server counts this delivery like a failed one. At the limit of deliveries, a new copy
-        replaces the message, so that it does not become a dead letter.
+        replaces the message, so that it does not become a dead letter. It waits for a full queue.
         """
         if delivery.num_delivered < self._max_deliveries:
             await self._nak(delivery, delay_s)
             return
         await asyncio.sleep(delay_s)
-        try:
-            async with asyncio.timeout(REQUEUE_TIMEOUT_S):
-                await self._bus.publish_copy(
-                    delivery.subject, message.data, f"{delivery.message_id}.{delivery.stream_seq}"
-                )
-        except TimeoutError:
-            log.warning(
-                "queue full: handed back as it is", subject=delivery.subject, seq=delivery.stream_seq
-            )
-            await self._nak(delivery, RETRY_FIRST_S)
-        else:
-            await self._bus.connection.publish(delivery.reply, TERMINATE)
+        await self._bus.publish_copy(
+            delivery.subject,
+            message.data,
+            f"{delivery.message_id}.{delivery.stream_seq}",
+            (message.headers or {}).get(tracing.HEADER, ""),
+        )
+        await self._bus.connection.publish(delivery.reply, TERMINATE)
 
     async def _nak(self, delivery: Delivery, delay_s: float) -> None:
         body = b"-NAK " + msgspec.json.encode({"delay": int(delay_s * 1e9)}) if delay_s > 0 else b"-NAK"

@@ -86,13 +86,14 @@ class LoopWatchdog:
                 self._alarm(blocked_s)
 
     def _alarm(self, blocked_s: float) -> None:
-        frame = sys._current_frames().get(self._loop_thread)
+        num_ticks, frame = self._num_ticks, sys._current_frames().get(self._loop_thread)
         where = "".join(traceback.format_stack(frame)[-_NUM_LINES:])
         log.error("event loop blocked", blocked_s=round(blocked_s, 1), advice=self._advice, where=where)
         if blocked_s >= _NUM_LIMITS * self._max_blocked_s:
             log.critical("event loop stays blocked: the process ends", blocked_s=round(blocked_s, 1))
             os._exit(EXIT_BLOCKED)
-        if self._is_interruptible(frame):
+        now = sys._current_frames().get(self._loop_thread)  # the code may have ended since
+        if num_ticks == self._num_ticks and self._is_interruptible(now):
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(self._loop_thread), ctypes.py_object(LoopBlockedError)
             )

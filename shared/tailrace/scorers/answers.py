@@ -4,17 +4,25 @@ A model writes the replies, so every function takes time linear in the text.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tailrace_protos.chat import ChatMessage
 
 TRUTH_KEYS = ("ground_truth", "answer", "answers", "golden_answers", "target", "solution", "label")
 
+_ANSWER_KEYS = ("target", "value", "aliases", "text", "answer", "ground_truth")
 _TAIL_CHARS = 4000  # a stated answer is searched at the end of a reply
 _TAG = re.compile("</?answer>", re.IGNORECASE)
-_STATED = re.compile(r"\banswer(?:\*\*)?\s*(?:is|are|was|[:=])[ \t:*]*", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"\n|\.(?=\s|$)|\*\*")
+_STATED = re.compile(
+    r"\banswers?(?:\*\*)?\s*(?:is|are|was|[:=])[ \t:*]*"
+    r"(?-i:(?:therefore|thus|hence|then|simply|approximately|about|roughly)\b[ \t:,*]*)?",
+    re.IGNORECASE,
+)
+_DISPLAYED = re.compile(
+    r"\s*(?:\\\((.{1,400}?)\\\)|\\\[(.{1,400}?)\\\]|\$\$(.{1,400}?)\$\$)", re.DOTALL
+)
+_SENTENCE_END = re.compile(r"\n|(?<!\bDr|\bMr|\bMs|\bSt|\bMt|\bvs)\.(?=\s|$)|\*\*")
 _DOLLARS = re.compile(r"(?<!\\)\$([^$\n]{1,400})(?<!\\)\$")
 
 
@@ -51,13 +59,24 @@ def truth_of(row: Mapping[str, Any]) -> Any:
 
 
 def truths_of(truth: object) -> list[str]:
-    """All accepted answers: of text, a number, a list, or an object with aliases."""
+    """All accepted answers: of text, a number, a list, or an object with aliases; at least one."""
+    if found := list(_texts_of(truth)):
+        return found
+    keys = f"; an answer may stand in {', '.join(_ANSWER_KEYS)}" if isinstance(truth, Mapping) else ""
+    raise NoTruthError(
+        f"the true answer {str(truth)[:60]!r} has no number and no text{keys}: correct the row, or "
+        "leave it out with a converter"
+    )
+
+
+def _texts_of(truth: object) -> Iterator[str]:
     if isinstance(truth, Mapping):
-        keys = ("target", "value", "aliases", "text", "answer", "ground_truth")
-        return [text for key in keys if key in truth for text in truths_of(truth[key])]
-    if isinstance(truth, list | tuple):
-        return [text for each in truth for text in truths_of(each)]
-    return [str(truth)]
+        yield from _texts_of([truth.get(key) for key in _ANSWER_KEYS])
+    elif isinstance(truth, list | tuple):
+        for each in truth:
+            yield from _texts_of(each)
+    elif truth is not None and str(truth).strip():
+        yield str(truth)
 
 
 def boxed(text: str) -> str | None:
@@ -110,6 +129,8 @@ def final_answer(reply: str) -> str | None:
     ends = [match.end() for match in _STATED.finditer(tail)]
     if not ends:
         return None
+    if displayed := _DISPLAYED.match(tail, ends[-1]):
+        return next(filter(None, displayed.groups())).strip().rstrip(".,") or None
     stated = _SENTENCE_END.split(tail[ends[-1] :].strip(), maxsplit=1)[0].strip(" *")
     formulas = _DOLLARS.findall(stated)
     return formulas[0].strip() if len(formulas) == 1 else stated or None

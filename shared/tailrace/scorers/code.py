@@ -15,7 +15,7 @@ from tailrace.scorers.answers import NoTruthError, truth_of
 
 TEST_KEYS = ("tests", "test_cases", "input_output", "test_list", "test")
 
-_FENCE = re.compile(r"```[ \t]*+([\w+-]*+)[^\n`]*+\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"(^[ \t]++)?+```[ \t]*+([\w+-]*+)[^\n`]*+\n(.*?)```", re.DOTALL | re.MULTILINE)
 _PYTHON = frozenset({"", "python", "py", "python3"})
 _MARK = "tailrace-result:"
 _TOLERANCE = 1e-6
@@ -69,8 +69,11 @@ def program_of(reply: str) -> str:
     blocks = _FENCE.findall(reply)
     if not blocks and "```" not in reply:
         return reply
-    programs = [code for language, code in blocks if language.lower() in _PYTHON]
-    return programs[-1] if programs else ""
+    programs = [(indent, code) for indent, language, code in blocks if language.lower() in _PYTHON]
+    if not programs:
+        return ""
+    indent, code = programs[-1]
+    return re.sub(rf"^{indent}", "", code, flags=re.MULTILINE)  # of a fence in a list
 
 
 def program_tests(reply: str, row: Mapping[str, Any], max_tests: int) -> list[ProgramTest]:
@@ -124,18 +127,23 @@ def _completed(code: str, row: Mapping[str, Any]) -> str:
     prompt, entry = row.get("prompt"), row.get("entry_point")
     if not entry or not isinstance(prompt, str):
         return code
-    if f"def {entry}" not in code:
+    if not re.search(rf"\bdef {re.escape(str(entry))}\b", code):
         return prompt + code
     return "\n".join(re.findall(r"^(?:import|from) .*$", prompt, re.MULTILINE)) + "\n" + code
 
 
 def _examples(code: str, tests: Any, row: Mapping[str, Any]) -> list[ProgramTest]:
     name = row.get("fn_name") or (tests.get("fn_name") if isinstance(tests, Mapping) else None)
-    if isinstance(tests, Mapping):
-        inputs, outputs = tests.get("inputs", ()), tests.get("outputs", ())
-        pairs = list(zip(inputs, outputs, strict=True))
-    else:
-        pairs = [(one["input"], one["output"]) for one in tests]
+    try:
+        if isinstance(tests, Mapping):
+            pairs = list(zip(tests["inputs"], tests["outputs"], strict=True))
+        else:
+            pairs = [(one["input"], one["output"]) for one in tests]
+    except (LookupError, TypeError, ValueError) as error:
+        raise NoTruthError(
+            "the row's tests are neither {inputs, outputs} of one length nor a list of {input, output} "
+            f"({type(error).__name__}: {error}): convert them (docs/scorers.md: forms)"
+        ) from error
     if not name:
         return [ProgramTest(code, _text(given), _text(wanted), is_text=True) for given, wanted in pairs]
     return [_function_test(code, name, given, wanted) for given, wanted in pairs]
@@ -169,8 +177,9 @@ def _json(text: str) -> Any:
 
 
 def _same_output(found: str, wanted: str) -> bool:
-    ours = [line.split() for line in found.strip().splitlines()]
-    theirs = [line.split() for line in wanted.strip().splitlines()]
+    """Tells whether the words of all lines are the same; blank lines do not count."""
+    ours = [words for line in found.splitlines() if (words := line.split())]
+    theirs = [words for line in wanted.splitlines() if (words := line.split())]
     if ours == theirs:
         return True
     return [len(line) for line in ours] == [len(line) for line in theirs] and all(

@@ -19,10 +19,26 @@ from tailrace.scorers.numbers import MAX_CHARS, numbers_in, quantity
 _WORDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|textit|operatorname)\s*\{([^{}]*)\}")
 _LAYOUT = re.compile(r"\\(?:left|right|displaystyle|big|Big|,|;|:|!| )|[\s$]|\\quad|~")
 _LONG_NUMBER = re.compile(r"\d{4,}")
-_FACTORIAL = re.compile(r"(?<![\d!)}])\d{1,3}!(?!!)")
+_FACTORIAL = re.compile(r"(?<![\d)}])\d{1,3}!(?!!)")
 _EXPONENT = re.compile(r"(?:\^|\*\*)\s*(\{|\(|[^\s{(])")
 _RELATION = re.compile(r"^(?:(.+?)(<|>))?([a-zA-Z])(<|>)(.+)$")
+_FLIPPED = re.compile(r"^([^<>]+)(<|>)([a-zA-Z])$")
+_NAMED = re.compile(r"^\s*[a-zA-Z]\s*=(?!=)")
+_BASE = re.compile(r"[0-9A-Za-z]_\{?(\d+)\}?$")
+_COMPOUND = re.compile(r"\s*(?:-?\d[\d.,]*[\s~]*\\(?:text|mathrm|mbox)\s*\{[^{}]*\}[\s~]*){2,}")
+_THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?!\d)")
+_BETWEEN_DIGITS = re.compile(r"(?<=\d)(?:\\[,;: ]|~|\s)+(?=\d)")
+_ROOT = re.compile(r"√\s*(?:(\d+|[a-z])|\(([^()]*)\))")
+_CONSTANT = re.compile(r"\\(?:text|mathrm|operatorname)\s*\{([ei])\}")
+_SUPERSCRIPT = re.compile(r"(?<![²³])[²³](?![²³])")
+_UNICODE = {
+    "−": "-", "π": "\\pi ", "∞": "\\infty ", "·": "\\cdot ", "×": "\\times ", "÷": "\\div ",
+    "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "≠": "\\neq ", "±": "\\pm ", "≈": "",
+}  # fmt: skip
 _SIGNS = (
+    ("\\left", ""),  # before \le
+    ("\\leqslant", "≤"),
+    ("\\geqslant", "≥"),
     ("\\leq", "≤"),
     ("\\geq", "≥"),
     ("\\le", "≤"),
@@ -30,6 +46,7 @@ _SIGNS = (
     ("<=", "≤"),
     (">=", "≥"),
     ("\\lt", "<"),
+    ("\\gt", ">"),
 )
 
 
@@ -69,11 +86,12 @@ def math(
     The truth is an answer, or a solution with `\\boxed`. Without a marked or stated answer the last
     number of the reply counts, unless `strict`.
     """
+    truths = [_bare(one) for one in truths_of(truth)]
     answer = marked_answer(reply) if strict else final_answer(reply)
     if answer is None and not strict and "\\boxed" not in reply:
         numbers = numbers_in(reply)
         answer = numbers[-1] if numbers else None
-    return float(answer is not None and any(is_equal(answer, _bare(one)) for one in truths_of(truth)))
+    return float(answer is not None and any(is_equal(answer, one) for one in truths))
 
 
 def stated_number(reply: str, strict: bool = False) -> str | None:
@@ -91,6 +109,9 @@ def stated_number(reply: str, strict: bool = False) -> str | None:
 
 def is_equal(answer: str, truth: str) -> bool:
     """True if two LaTeX or plain texts mean the same: numbers, expressions, intervals, sets, words."""
+    answer, truth = _readable(answer), _readable(truth)
+    if ("=" in answer) != ("=" in truth):  # x=3 and 3
+        answer, truth = _NAMED.sub("", answer), _NAMED.sub("", truth)
     plain = _plain(answer), _plain(truth)
     if plain[0] == plain[1]:
         return bool(plain[0])
@@ -100,11 +121,23 @@ def is_equal(answer: str, truth: str) -> bool:
     sizes = sorted(map(len, plain))
     if not 0 < sizes[0] <= sizes[1] <= MAX_CHARS or any(map(_is_word, plain)):
         return False
-    if {plain[0][:2], plain[1][:2]} & {"\\{"} and {plain[0][0], plain[1][0]} & {"(", "["}:
-        return False  # a set is no tuple and no interval
+    return not _are_of_other_kinds(*plain) and _is_same_expression(answer, truth)
+
+
+def _is_same_expression(answer: str, truth: str) -> bool:
+    if _COMPOUND.fullmatch(answer) or _COMPOUND.fullmatch(truth):  # 6 h 30 min: no product
+        return numbers_in(answer) == numbers_in(truth)
     if not (_is_quick(answer) and _is_quick(truth)):
         return False
     return _is_verified(_as_intervals(truth), _as_intervals(answer))
+
+
+def _are_of_other_kinds(one: str, other: str) -> bool:
+    """True for a set beside a tuple or an interval, and for two bases: math-verify equates them."""
+    if "\\{" in (one[:2], other[:2]) and {one[0], other[0]} & {"(", "["}:
+        return True
+    bases = _BASE.findall(one), _BASE.findall(other)
+    return all(bases) and bases[0] != bases[1]
 
 
 @functools.cache
@@ -136,9 +169,26 @@ def _bare(truth: str) -> str:
     return boxed(truth) or truth.rpartition("####")[2].strip()
 
 
+def _readable(text: str) -> str:
+    """Text with LaTeX for signs of Unicode, and without separators of thousands."""
+    text = " ".join(text.split())
+    for sign, latex in _UNICODE.items():
+        text = text.replace(sign, latex)
+    text = _ROOT.sub(lambda found: f"\\sqrt{{{found[1] or found[2]}}}", text)
+    text = _SUPERSCRIPT.sub(lambda found: "^2" if found[0] == "²" else "^3", text)
+    text = _CONSTANT.sub(r"\1", text)
+    text = text.replace(",\\!", ",").replace("\\!", "")
+    bare = text.replace("{,}", ",")
+    without = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), bare)
+    if "," in without or any(bracket in bare for bracket in ("(", "[", "\\{")):
+        return text  # a list or an interval: its commas separate parts
+    return without
+
+
 def _plain(text: str) -> str:
     """Text without layout, for comparison letter by letter."""
     text = text.strip().rstrip(".").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    text = _BETWEEN_DIGITS.sub("\0", text)
     text = _LAYOUT.sub("", _WORDS.sub(r"\1", text)).replace("\\%", "%").replace("{,}", ",")
     text = re.sub(r"\^\{?\\circ\}?", "", text).replace("\\varnothing", "\\emptyset")
     if re.fullmatch(r"\([A-Za-z]\)|\{[A-Za-z]\}", text):
@@ -194,11 +244,18 @@ def _as_intervals(text: str) -> str:
     return "\\cup".join(parts) if all(parts) else text  # type: ignore[arg-type]
 
 
+def _variable_first(relation: str) -> str:
+    """`x<3` for `3>x`."""
+    if flipped := _FLIPPED.match(relation):
+        return f"{flipped[3]}{'<' if flipped[2] == '>' else '>'}{flipped[1]}"
+    return relation
+
+
 def _interval(part: str) -> str | None:
     """Interval of a chain like `1<x≤2` or of `x>3`, None for anything else."""
     bare = _LAYOUT.sub("", part)
     is_closed = [sign in "≤≥" for sign in re.findall("[<>≤≥]", bare)]
-    found = _RELATION.match(bare.replace("≤", "<").replace("≥", ">"))
+    found = _RELATION.match(_variable_first(bare.replace("≤", "<").replace("≥", ">")))
     if not found:
         return None
     left, first, _, sign, right = found.groups()

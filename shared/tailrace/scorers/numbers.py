@@ -4,6 +4,8 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
+from tailrace.scorers.units import without_unit
+
 MAX_CHARS = 400  # a longer text is no answer
 
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
@@ -11,15 +13,13 @@ _DECIMAL = rf"(?:{_WHOLE}(?:\.\d*)?|\.\d+)"
 _IN_TEXT = re.compile(rf"(?<![\w.])-?\$?{_DECIMAL}(?:/\d+)?")
 _PLAIN = re.compile(rf"([-+]?)({_DECIMAL})(?:/({_DECIMAL}))?(?:e([-+]?\d{{1,3}}))?", re.IGNORECASE)
 _FRACTION = re.compile(r"([-+]?)(\d{0,40})\\frac\{(-?\d{1,40})\}\{(\d{1,40})\}")
-_SHORT_FRACTION = re.compile(r"\\frac(?:\{(-?\w+)\}|(\d))(?:\{(\w+)\}|(\d))")
+_MIXED = re.compile(r"([-+]?)(\d{1,40}) (\d{1,40})/(\d{1,40})")
+_SHORT_FRACTION = re.compile(r"\\frac(?:\{(-?\w+)\}|(\d)) ?(?:\{(\w+)\}|(\d))")
 _REPEATING = re.compile(r"([-+]?)(\d{0,20})\.(\d{0,20})\\overline\{(\d{1,20})\}")
-_TEN = re.compile(r"(.+?)(?:\\times|\\cdot|\*|×|x)10(?:\^|\*\*)\{?([-+]?\d{1,3})\}?")
-_MULTIPLES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9}
-_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textbf|textit|operatorname)\s*\{([^{}]*)\}(?:\^\{?[23]\}?)?")
-_UNIT = re.compile(r"(?<=[\d}\s])([A-Za-z][A-Za-z ./]*)(?:\^?\{?[23]\}?|[²³])?$")
-_UNIT_LETTERS = frozenset("mgslhLNJWVAKC")
-_SYMBOLS = frozenset({"pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "or", "and", "choose"})
-_SPACES = re.compile(r"\\[!,;: ]|\\quad|\\qquad|~|\s+")
+_TEN = re.compile(r"(?:(.+?)(?:\\times|\\cdot|\*|×|x))?10(?:\^|\*\*)\{?([-+]?\d{1,3})\}?")
+_SPACES = re.compile(r"(?:\\[!,;: ]|\\quad|\\qquad|~|\s)+")
+_SEPARATED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d/])")  # 10 000
+_OUTER_SPACES = re.compile(r"(?<!\d) | (?!\d)")
 
 
 class Quantity(NamedTuple):
@@ -45,10 +45,10 @@ def quantity(text: str) -> Quantity | None:
     """Number that the whole text states, with or without a unit; None for anything else."""
     if len(text) > MAX_CHARS:
         return None
-    bare, factor = _without_unit(_plain_signs(text))
+    bare, factor = without_unit(_SPACES.sub(" ", _plain_signs(text)))
     is_percent = bare.endswith("%") or "percent" in text.lower() or "per cent" in text.lower()
-    bare = re.sub(r"\\?%|\\?\$|\^\{?\\circ\}?|\\degree|°|€|£", "", bare)
-    value = _value(_SPACES.sub("", bare).rstrip("."))
+    bare = re.sub(r"\\?%|\\?\$|\^\{?\\circ\}?|\\degree|°|[€£¥₹]", "", bare)
+    value = _value(_without_spaces(bare).rstrip("."))
     return None if value is None else Quantity(value * factor, is_percent)
 
 
@@ -58,27 +58,15 @@ def _plain_signs(text: str) -> str:
     return text.replace("\\!", "").replace("\\%", "%").replace("\\$", "$").strip().strip("$").strip()
 
 
-def _without_unit(text: str) -> tuple[str, int]:
-    """Text without its unit, and the factor of words like `million`."""
-    words = " ".join(_TEXT.findall(text))
-    if stripped := _TEXT.sub("", text).strip():
-        text = stripped
-    factor = 1
-    if found := _UNIT.search(text):
-        unit = found[1].strip(" .").lower()
-        first = unit.split(" ")[0] if unit else ""
-        is_unit = len(first) > 1 or found[1].strip(" .") in _UNIT_LETTERS
-        if is_unit and first not in _SYMBOLS and any(char.isdigit() for char in text[: found.start()]):
-            words += f" {unit}"
-            text = text[: found.start()].strip()
-    for word in words.lower().split():
-        factor *= _MULTIPLES.get(word, 1)
-    return text, factor
+def _without_spaces(text: str) -> str:
+    """Text without spaces, but for those between digits that separate no thousands."""
+    text = _SEPARATED.sub(lambda found: found[0].replace(" ", ""), text.strip())
+    return _OUTER_SPACES.sub("", text)
 
 
 def _value(text: str) -> Fraction | None:
     if ten := _TEN.fullmatch(text):
-        base = _value(ten[1])
+        base = _value(ten[1] or "1")
         return None if base is None else base * Fraction(10) ** int(ten[2])
     text = _SHORT_FRACTION.sub(_braced, text)
     for form, value_of in _FORMS:
@@ -109,7 +97,7 @@ def _decimal(text: str) -> Fraction:
     return Fraction(text.replace(",", "").rstrip("."))
 
 
-_FORMS = ((_FRACTION, _mixed), (_REPEATING, _repeating), (_PLAIN, _plain))
+_FORMS = ((_FRACTION, _mixed), (_MIXED, _mixed), (_REPEATING, _repeating), (_PLAIN, _plain))
 
 
 def _braced(found: re.Match[str]) -> str:

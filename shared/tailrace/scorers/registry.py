@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from tailrace.config import ConfigError
 from tailrace.scorers import maths, texts
-from tailrace.scorers.answers import NoTruthError, last_reply, truth_of
+from tailrace.scorers.answers import NoTruthError, last_reply, truth_of, truths_of
 from tailrace.scorers.code import program_tests
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
@@ -27,13 +27,18 @@ class ScorerSpec(NamedTuple):
     sources: tuple[str, ...]  # patterns for the words of a data source
     options: frozenset[str] = frozenset()
     place: Literal["process", "sandbox", "judge"] = "process"
+    unless: tuple[str, ...] = ()  # patterns for words of sources that it does not score all the same
+
+    def scores(self, words: Sequence[str]) -> bool:
+        """Tells whether the words of a data source name one that this scorer scores."""
+        return _any_fits(words, self.sources) and not _any_fits(words, self.unless)
 
 
 _STRICT = frozenset({"strict"})
 
 SCORERS: dict[str, ScorerSpec] = {
     "gsm8k": ScorerSpec(maths.gsm8k, ("gsm8k*", "gsm", "svamp*", "asdiv*", "multiarith*"), _STRICT),
-    "aime": ScorerSpec(maths.aime, ("aime*",), _STRICT),
+    "aime": ScorerSpec(maths.aime, ("aime*",), _STRICT, unless=("amc*", "numina*")),
     "mcq": ScorerSpec(
         texts.mcq,
         ("mmlu*", "gpqa*", "arc", "mathqa*", "medqa*", "medmcqa*", "csqa*", "commonsense*",
@@ -73,7 +78,7 @@ def scorer_for(source: str, sources: Mapping[str, str]) -> str:
         return lowered
     words = [word for word in re.split(r"[^a-z0-9]+", lowered) if word]
     for name, spec in SCORERS.items():
-        if any(fnmatchcase(word, pattern) for word in words for pattern in spec.sources):
+        if spec.scores(words):
             return name
     if not source:
         raise UnknownSourceError(
@@ -85,13 +90,17 @@ def scorer_for(source: str, sources: Mapping[str, str]) -> str:
     )
 
 
+def _any_fits(words: Sequence[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(word, pattern) for word in words for pattern in patterns)
+
+
 def check_truth(scorer: str, row: Mapping[str, Any]) -> None:
     """Raises `ValueError` if a row has no truth that the scorer can read."""
     function = SCORERS[scorer].function
     if scorer == "code":
         program_tests("pass", row, 1)
     elif function is maths.math:  # comparing would import sympy
-        _truth(row)
+        truths_of(_truth(row))
     elif function is not None:
         function("Answer: A", _truth(row), row)
 

@@ -138,6 +138,8 @@ def _arguments_struct(
             raise TypeError(f"{where}: a tool's parameters need names, so {parameter} cannot be one")
         kind = hints.get(parameter.name, Any)
         meaning = _annotated_meaning(kind) or meanings.get(parameter.name, "")
+        if parameter.default is None:  # as the schema shows it: a model may also write null
+            kind = kind | None
         if meaning:
             kind = Annotated[kind, msgspec.Meta(description=meaning)]
         if parameter.default is parameter.empty:

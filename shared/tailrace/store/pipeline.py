@@ -254,14 +254,14 @@ class AutoPipeline:
             except AuthenticationError as error:
                 raise StoreRefusedError(self._url, str(error)) from error
             except CONNECTION_LOST as error:
+                self.last_failure = str(error) or type(error).__name__
                 if not backoff.num_failures:
                     _LOST_CONNECTIONS.inc()
-                    log.warning("redis is away", url=self._url, error=str(error))
-                self.last_failure = str(error)
+                    log.warning("redis is away", url=self._url, error=self.last_failure)
                 await self._connection.disconnect(nowait=True)
                 waited_s = loop.time() - began
                 if waited_s > self._outage_s:
-                    raise StoreUnavailableError(self._url, waited_s, str(error)) from error
+                    raise StoreUnavailableError(self._url, waited_s, self.last_failure) from error
                 await backoff.sleep()
         if backoff.num_failures:
             log.info("redis is back", url=self._url, waited_s=round(loop.time() - began, 2))

@@ -8,6 +8,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable
+from decimal import Decimal, Inexact, localcontext
 from fractions import Fraction
 
 from tailrace.sdk.tool import tool
@@ -15,6 +16,7 @@ from tailrace.sdk.tool import tool
 _MAX_CHARS = 200
 _MAX_EXPONENT = 64
 _MAX_BITS = 4096
+_NUM_DIGITS, _MAX_EXACT_DIGITS = 10, 30
 
 _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -85,6 +87,10 @@ def _bounded(value: Fraction) -> Fraction:
 
 
 def _text(value: Fraction) -> str:
+    """A whole number or a short decimal exactly, any other value with `_NUM_DIGITS` digits."""
     if value.denominator == 1:
         return str(value.numerator)
-    return f"{float(value):.10g}"
+    with localcontext(prec=_MAX_EXACT_DIGITS) as context:
+        found = Decimal(value.numerator) / Decimal(value.denominator)
+        num_digits = _NUM_DIGITS if context.flags[Inexact] else _MAX_EXACT_DIGITS
+        return f"{found:.{num_digits}g}"

@@ -2,7 +2,8 @@
 
 Invariants: a call runs again at another worker only if its tool is idempotent; a call that its caller
 cancels is cancelled at the worker; later calls of a session go to the worker that has its objects; each
-call ends, since dead workers are detected and the wait for full or absent workers is limited.
+call ends, since dead workers are detected, and the number of workers that a call may lose and the wait
+for full or absent workers are limited.
 """
 
 import asyncio
@@ -34,6 +35,7 @@ from tailrace_protos.tool import (
 
 log = get_logger(__name__)
 
+MAX_DELIVERIES = 5  # of one call: it may be what its workers die of
 RELEASE_TIMEOUT_S = 15.0  # a worker waits up to 10 s for the release code of a tool
 
 
@@ -127,7 +129,8 @@ class ToolClient:
 
     async def _run(self, request: CallTool) -> ToolResult:
         affinity = self._affinities.of(request)
-        while True:
+        reason = ""
+        for _ in range(MAX_DELIVERIES):
             attempt = await self._delivery.deliver(request, affinity)
             if affinity.is_stateful:
                 self._stateful.add(request.name)
@@ -135,9 +138,10 @@ class ToolClient:
                 return await self._result(attempt)
             except MalformedAnswerError:
                 raise
-            except WorkerLostError:
+            except WorkerLostError as error:
                 if affinity.is_stateful or not attempt.accepted.result().is_idempotent:
                     raise
+                reason = str(error)
                 metrics.REDELIVERIES.labels(request.name).inc()
                 log.warning("call goes to another worker", tool=request.name, call_id=request.call_id)
             except asyncio.CancelledError:
@@ -145,6 +149,7 @@ class ToolClient:
                 raise
             finally:
                 self._delivery.forget(attempt)
+        raise WorkerLostError(f"{MAX_DELIVERIES} workers lost it; at last: {reason}")
 
     async def _result(self, attempt: CallAttempt) -> ToolResult:
         """Returns the result of an attempt; limits the wait for a worker without probes."""

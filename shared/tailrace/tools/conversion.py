@@ -1,5 +1,6 @@
 """Conversion of a model's text to arguments, and of a tool's value or error to a result (pure)."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -7,8 +8,11 @@ import jsonschema
 import jsonschema.protocols
 import jsonschema.validators
 import msgspec
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from tailrace.foreign import ForeignCodeError
+from tailrace.sdk.env import NUMBER
 from tailrace.sdk.tool import (
     ArgumentsError,
     FunctionTool,
@@ -25,6 +29,10 @@ _MAX_REASON_CHARS = 300
 Check = Callable[[dict[str, Any]], dict[str, Any]]
 
 
+class BrokenSchemaError(Exception):
+    """No arguments can be checked by a tool's schema; the text gives the reason."""
+
+
 def parse_arguments(text: str) -> dict[str, Any]:
     """Parses the JSON object of a model; empty text is an empty object. Raises `ArgumentsError`."""
     if not text.strip():
@@ -39,9 +47,9 @@ def parse_arguments(text: str) -> dict[str, Any]:
 
 
 def checker(offer: FunctionTool | ToolOffer) -> Check:
-    """Returns the check that converts arguments for the tool's code, or raises `ArgumentsError`.
+    """Returns the check that converts arguments for the tool's code.
 
-    `ValueError` for an invalid JSON Schema.
+    It raises `ArgumentsError` and `BrokenSchemaError`. `ValueError` for an invalid JSON Schema.
     """
     if isinstance(offer, FunctionTool):
         return offer.bind
@@ -53,11 +61,19 @@ def checker(offer: FunctionTool | ToolOffer) -> Check:
         raise ValueError(
             f"tool {offer.spec.name!r}: parameters are not a JSON Schema: {error.message}"
         ) from error
-    return lambda arguments: _validated(kind(schema), arguments)
+    validator = kind(schema, registry=Registry())  # its own: none that asks the network
+    return lambda arguments: _validated(validator, arguments)
 
 
 def _validated(validator: jsonschema.protocols.Validator, arguments: dict[str, Any]) -> dict[str, Any]:
-    errors = sorted(validator.iter_errors(arguments), key=lambda error: error.json_path)
+    try:
+        errors = sorted(validator.iter_errors(arguments), key=lambda error: error.json_path)
+    except Unresolvable as error:
+        raise BrokenSchemaError(
+            f"the schema of its parameters has a reference to nothing: {error}"
+        ) from error
+    except RecursionError as error:
+        raise ArgumentsError("they are nested too deeply") from error
     if errors:
         raise ArgumentsError("; ".join(map(_reason, errors[:_MAX_REASONS])))
     return arguments
@@ -80,9 +96,10 @@ def result_of(request: CallTool, spec: ToolSpec, value: Any) -> ToolResult:
     """Returns the result of a call that returned `value`: text, `ToolOutput`, None or a JSON value."""
     try:
         output = _output(value)
+        metrics = _metrics(output)
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         reason = (
-            f"{request.name} returned a value that JSON cannot encode ({type(value).__name__}): {error}"
+            f"{request.name} returned a value that cannot be sent ({type(value).__name__}): {error}"
         )
         return error_result(request, ToolErrorKind.RAISED, reason)
     num_bytes = len(output.content.encode("utf-8", "surrogatepass"))
@@ -92,9 +109,9 @@ def result_of(request: CallTool, spec: ToolSpec, value: Any) -> ToolResult:
         request.call_id,
         request.name,
         _encodable(output.content),
-        is_error=output.is_error,
+        is_error=bool(output.is_error),
         error_kind=ToolErrorKind.REPORTED if output.is_error else ToolErrorKind.NONE,
-        metrics=output.metrics,
+        metrics=metrics,
     )
 
 
@@ -135,12 +152,21 @@ def outcome_of(result: ToolResult) -> str:
 
 def _output(value: Any) -> ToolOutput:
     if isinstance(value, ToolOutput):
+        if not isinstance(value.content, str):
+            raise TypeError(f"content must be text, found {type(value.content).__name__}")
         return value
     if isinstance(value, str):
         return ToolOutput(value)
     if value is None:
         return ToolOutput("")
     return ToolOutput(msgspec.json.encode(value).decode())
+
+
+def _metrics(output: ToolOutput) -> dict[str, float]:
+    for name, value in output.metrics.items():
+        if not isinstance(name, str) or not isinstance(value, NUMBER) or not math.isfinite(value):
+            raise ValueError(f"metrics must be finite numbers by name, found {name!r}: {value!r}")
+    return {name: float(value) for name, value in output.metrics.items()}
 
 
 def _encodable(text: str) -> str:

@@ -27,6 +27,7 @@ from tailrace.sdk.tool import (
 )
 from tailrace.tools import metrics
 from tailrace.tools.conversion import (
+    BrokenSchemaError,
     Check,
     checker,
     error_result,
@@ -204,6 +205,8 @@ class ToolHost:
             arguments = self._checks[request.name](request.arguments)
         except ArgumentsError as error:
             return error_result(request, ToolErrorKind.INVALID_ARGUMENTS, f"invalid arguments: {error}")
+        except BrokenSchemaError as error:
+            return infra_result(request, f"{request.name}: {error}")
         room = offer.room if isinstance(offer, ToolOffer) else None
         async with room or nullcontext(), self._slots:
             self.num_running += 1

@@ -160,7 +160,8 @@ class CallAttempt:
             raise_error_in(message, self.subject)
             decoded = WireFormat.of(message.headers).decode(message.data, CallReply)
         except (NoResponderError, CallFailedError) as error:
-            self.fail(error)
+            refused_late = f"the worker accepted the call, and then refused it: {error}"
+            self.fail(WorkerLostError(refused_late) if self.accepted.done() else error)
             return
         except MalformedMessageError as error:
             self.fail(MalformedAnswerError(self.subject, error))

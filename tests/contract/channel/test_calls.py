@@ -226,9 +226,9 @@ async def test_a_request_over_the_limit_is_refused_with_bytes_limit_and_remedy(e
     await ends.serve(CountingEngine())
     client = await ends.client()
     with pytest.raises(OversizeRequestError, match="shorten the prompt") as raised:
-        client.generate(ends.address(), request("big", num_prompt=300_000))
-    assert raised.value.num_bytes > 1_200_000
-    assert raised.value.limit_bytes <= 1_048_576
+        client.generate(ends.address(), request("big", num_prompt=2_200_000))
+    assert raised.value.num_bytes > 8_800_000
+    assert raised.value.limit_bytes <= 8 << 20
     generation = await client.generate(ends.address(), request("big")).collect()
     assert generation.num_tokens == 8
 

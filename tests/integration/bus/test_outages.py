@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.bus import Bus, StreamLimits
+from tailrace.bus.feed import PullFeed
 from tailrace.runtime import Delivery
 from tailrace_protos import subjects
 from tailrace_protos.control import AgentActivity, LeaseReply, LeaseRequest, ServerState, ServerStatus
@@ -213,6 +215,36 @@ async def test_a_drain_without_nats_ends_in_time(own_server: ServerProcess, own_
     await eventually(lambda: not service.bus.connection.is_connected)
     service.stop("test")
     assert await asyncio.wait_for(task, 10) == 0
+
+
+async def test_work_in_flight_when_nats_closes_for_good_ends_without_stray_errors(
+    own_server: ServerProcess, own_bus: Bus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = make_service(own_server.url, own_bus.run, drain_s=0.1)
+    started = asyncio.Event()
+    stray: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
+
+    async def work(_: EpisodeTask, __: Delivery) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    service.pull(subjects.episodes_stream(own_bus.run), "train", EpisodeTask, work, max_in_flight=8)
+    await own_bus.publish_durable_many(outgoing(own_bus.run, range(1)))
+    task = asyncio.create_task(service.serve())
+    await asyncio.wait_for(started.wait(), 10)
+    await service.bus.connection.client.close()  # as after a refusal by the server
+    assert await asyncio.wait_for(task, 10) == 1
+    gc.collect()
+    assert stray == []
+    assert not service.bus.connection.is_connected
+    assert "unexpected exception" not in "".join(capsys.readouterr())
+
+
+async def test_a_feed_that_was_never_opened_can_be_closed(own_bus: Bus) -> None:
+    feed = PullFeed(own_bus.connection, "stream", "train", lambda _: None, lambda: None)
+    await feed.close()
+    assert own_bus.connection.is_connected
 
 
 def status_of(policy_version: int, server_id: str = "s0") -> ServerStatus:

@@ -180,3 +180,50 @@ async def test_wrong_credentials_are_the_users_mistake(
         await bus.close()
     finally:
         server.kill()
+
+
+async def test_a_missing_stream_is_named_beside_a_full_one(bus: Bus) -> None:
+    await bus.provision_run(bus.run, StreamLimits(max_queued_episodes=1))
+    await bus.publish_durable_many(outgoing(bus.run, range(1)))
+    inbox = ReplyInbox(bus.connection)
+    await inbox.open()
+    publisher = DurablePublisher(bus.connection, inbox, missing_after_s=0.2)
+    full, missing = subjects.episodes(bus.run, "train"), f"{bus.run}.nowhere"
+    with pytest.raises(StreamMissingError) as caught:
+        await publisher.publish([Outgoing(full, b"", {}), Outgoing(missing, b"", {})])
+    assert caught.value.subject == missing
+
+
+async def test_a_replay_of_the_registry_that_fails_after_a_reconnection_is_in_the_log(
+    run_bus: Bus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = asyncio.Event()
+
+    async def on_status(_: ServerStatus) -> None:
+        if failed.is_set():
+            raise LookupError("no place for it")
+
+    await run_bus.registry.watch(on_status)
+    await run_bus.registry.put(status_of(1))
+    failed.set()
+    log = ""
+    for listener in run_bus.connection.on_restored:
+        listener()
+    async with asyncio.timeout(10):
+        while "LookupError" not in log:
+            await asyncio.sleep(0.005)
+            log += "".join(capsys.readouterr())
+    assert "registry" in log
+
+
+async def test_dead_letters_of_a_stream_that_was_made_anew_are_stored_beside_those_of_the_old(
+    run_bus: Bus,
+) -> None:
+    def message(stored_ns: int) -> Msg:
+        reply = f"$JS.ACK.episodes.train.5.1.1.{stored_ns}.0"
+        return Msg(run_bus.connection.client, subjects.episodes(run_bus.run, "train"), reply, b"x")
+
+    for stored_ns in (10, 20, 20):
+        subject = subjects.dead_episodes(run_bus.run)
+        await run_bus.dead_letters.store(message(stored_ns), subject, "reason")
+    assert await num_messages(run_bus, subjects.dead_stream(run_bus.run)) == 2

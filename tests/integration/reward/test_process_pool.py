@@ -121,6 +121,12 @@ async def test_a_function_stuck_in_computation_is_killed_and_others_are_not_held
         assert all(os.path.exists(f"/proc/{int(pid)}") for pid in pids)
 
 
+async def test_calls_one_after_another_need_one_process() -> None:
+    async with pool("sleeps", num_processes=3) as made:
+        pids = {await made.call("user_rewards:sleeps", item(), 10) for _ in range(3)}
+    assert len(pids) == 1
+
+
 @pytest.mark.parametrize(("name", "code"), [("exits", "7"), ("leaves", "3")])
 async def test_a_function_that_ends_its_process_fails_alone(name: str, code: str) -> None:
     async with pool(name, "count_words") as made:

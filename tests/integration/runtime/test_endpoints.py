@@ -151,6 +151,22 @@ async def test_an_exception_in_a_handler_is_answered_counted_and_survived(
     assert failures == 1
 
 
+@pytest.mark.parametrize("text", ["a lone \ud800", "x" * 2_000_000], ids=["surrogate", "long"])
+async def test_an_error_of_any_text_is_an_answer(
+    bus: Bus, nats_server: ServerProcess, text: str
+) -> None:
+    service = make_service(nats_server.url, bus.run)
+
+    async def handler(_: LeaseRequest) -> LeaseReply:
+        raise CallFailedError(CallErrorCode.INVALID, text)
+
+    service.endpoint(f"{bus.run}.call", LeaseRequest, handler)
+    async with serving(service):
+        with pytest.raises(CallFailedError) as caught:
+            await bus.request(f"{bus.run}.call", lease_request(), LeaseReply, timeout_s=5)
+    assert caught.value.code is CallErrorCode.INVALID
+
+
 async def test_a_reply_too_big_for_the_bus_is_a_clear_internal_error(
     bus: Bus, nats_server: ServerProcess
 ) -> None:

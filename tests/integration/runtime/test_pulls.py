@@ -7,8 +7,9 @@ import asyncio
 import pytest
 from nats.js.api import RawStreamMsg
 
-from tailrace.bus import Bus
-from tailrace.runtime import Delivery, HandBack, Service
+from tailrace import tracing
+from tailrace.bus import Bus, StreamLimits
+from tailrace.runtime import Delivery, HandBack, Service, settlement
 from tailrace.runtime.settlement import Settlement
 from tailrace_protos import subjects
 from tailrace_protos.episode import EpisodeTask
@@ -18,6 +19,7 @@ from tests.world.serving import (
     eventually,
     eventually_async,
     make_service,
+    metric,
     outgoing,
     serving,
 )
@@ -171,6 +173,41 @@ async def test_an_exception_means_again_and_after_the_last_delivery_a_dead_lette
     assert b"g0.0" in (letter.data or b"")
 
 
+async def test_a_handler_that_awaits_a_cancelled_task_is_not_called_for_ever(
+    run_bus: Bus, nats_server: ServerProcess
+) -> None:
+    service = make_service(nats_server.url, run_bus.run)
+    deliveries: list[int] = []
+
+    async def handler(_: EpisodeTask, delivery: Delivery) -> None:
+        deliveries.append(delivery.num_delivered)
+        other = asyncio.create_task(asyncio.Event().wait())
+        other.cancel()
+        await other
+
+    pull(service, run_bus, handler, max_deliveries=2)
+    async with serving(service):
+        await run_bus.publish_durable_many(outgoing(run_bus.run, range(1)))
+        letter = await dead_letter(run_bus)
+    assert deliveries == [1, 2]
+    assert (letter.headers or {})["Tailrace-Dead-Reason"] == "CancelledError: CancelledError"
+
+
+async def test_a_dead_letter_takes_a_reason_that_is_no_text(
+    run_bus: Bus, nats_server: ServerProcess
+) -> None:
+    service = make_service(nats_server.url, run_bus.run)
+
+    async def handler(_: EpisodeTask, __: Delivery) -> None:
+        raise ValueError("a lone \ud800")
+
+    pull(service, run_bus, handler, max_deliveries=1)
+    async with serving(service):
+        await run_bus.publish_durable_many(outgoing(run_bus.run, range(1)))
+        letter = await dead_letter(run_bus)
+    assert (letter.headers or {})["Tailrace-Dead-Reason"] == "ValueError: a lone ?"
+
+
 async def test_a_message_that_kills_its_workers_is_buried_unopened(
     run_bus: Bus, nats_server: ServerProcess
 ) -> None:
@@ -233,6 +270,42 @@ async def test_hand_backs_never_make_a_dead_letter(run_bus: Bus, nats_server: Se
     assert num_seen == 8
     assert await num_queued(run_bus) == 0
     assert (await run_bus.jetstream.stream_info(subjects.dead_stream(run_bus.run))).state.messages == 0
+
+
+async def test_a_hand_back_at_the_limit_waits_for_a_place_in_a_full_queue(
+    bus: Bus, nats_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settlement, "REQUEUE_TIMEOUT_S", 0.1, raising=False)
+    await bus.provision_run(bus.run, StreamLimits(max_queued_episodes=2, ack_wait_s=1.0))
+    stream = subjects.episodes_stream(bus.run)
+    service = make_service(nats_server.url, bus.run)
+    deliveries: list[str] = []
+    traces: list[str] = []
+    done = asyncio.Event()
+
+    async def handler(task: EpisodeTask, _: Delivery) -> None:
+        deliveries.append(task.episode_id)
+        traces.append(tracing.current_traceparent())
+        if len(deliveries) == 1:
+            raise HandBack
+        done.set()
+
+    def num_refusals() -> float:
+        return metric("tailrace_bus_publish_retries_total", reason="full")
+
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    with tracing.span("test", traceparent):
+        await bus.publish_durable_many(outgoing(bus.run, range(2)))
+    before = num_refusals()
+    pull(service, bus, handler, max_in_flight=1, max_deliveries=1)
+    async with serving(service):
+        await eventually(lambda: num_refusals() >= before + 4, timeout_s=10)
+        await bus.jetstream.delete_msg(stream, 2)
+        await asyncio.wait_for(done.wait(), 10)
+    assert deliveries == ["g0.0", "g0.0"]
+    assert traces == [traceparent, traceparent]  # the copy belongs to the same trace
+    dead = await bus.jetstream.stream_info(subjects.dead_stream(bus.run))
+    assert dead.state.messages == 0
 
 
 async def test_a_drain_finishes_what_it_can_and_hands_the_rest_to_another_worker(

@@ -12,6 +12,7 @@ from tailrace.store import (
     Journal,
     Outbox,
     PutResult,
+    StoreConnection,
     StoreError,
     StoreFullError,
     StoreUnavailableError,
@@ -227,3 +228,18 @@ async def test_wrong_credentials_are_the_users_mistake(own_redis_server: ServerP
         url = own_redis_server.url.replace("redis://", f"redis://{user}")
         with pytest.raises(ConfigError, match="password"):
             await connect(url, wait_s=5.0)
+
+
+async def test_a_redis_that_accepts_and_never_answers_is_told_with_a_reason() -> None:
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    silent = await asyncio.start_server(say_nothing, "127.0.0.1", port := free_port())
+    redis = StoreConnection(f"redis://127.0.0.1:{port}/0", outage_s=0.05)
+    redis.pipeline._answer_s = 0.05
+    with pytest.raises(StoreUnavailableError, match=r"\(TimeoutError\)") as caught:
+        await redis.ping()
+    assert caught.value.reason == "TimeoutError"
+    await redis.aclose()
+    silent.close()

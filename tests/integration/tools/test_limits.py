@@ -190,7 +190,7 @@ async def test_errors_of_the_tool_are_for_the_model_and_those_of_the_world_are_n
     assert outcomes["report"].content == "nothing found"
     assert outcomes["world"].infra_error == "fail is not available: the database is down"
     assert not outcomes["world"].is_error
-    assert "JSON cannot encode" in outcomes["strange"].content
+    assert "cannot be sent" in outcomes["strange"].content
     assert outcomes["surrogate"].content == "half ?"
     assert outcomes["divide"].content == "fail raised ZeroDivisionError: divide"
     assert outcomes["divide"].error_kind is ToolErrorKind.RAISED

@@ -15,15 +15,18 @@ import msgspec
 import pytest
 from nats.aio.msg import Msg
 
-from tailrace.bus import Bus, flush
+from tailrace.bus import Bus, CallFailedError, flush
+from tailrace.bus.calls import error_headers
 from tailrace.sdk.tool import AnyTool, tool
 from tailrace.tools import ToolClient
+from tailrace.tools.client import MAX_DELIVERIES
 from tailrace.tools.discovery import schema_hash
 from tailrace.tools.episode_tools import SchemaMismatchError
 from tailrace.tools.wire import JSON
 from tailrace_protos import subjects
 from tailrace_protos.chat import ToolCall
-from tailrace_protos.tool import CallTool, ToolAccepted
+from tailrace_protos.generation import CallErrorCode
+from tailrace_protos.tool import CallTool, ToolAccepted, ToolsProbed
 from tests.integration.tools.conftest import SHORT_DEADLINES, Serve
 from tests.world.servers import ServerProcess
 from tests.world.serving import eventually, metric
@@ -145,6 +148,51 @@ async def test_an_answer_that_is_no_message_ends_even_a_call_that_may_be_repeate
     async with client.session("e", ["confused"]) as tools, asyncio.timeout(20):
         result = await tools.call(call("confused"))
     assert "sent a malformed answer" in result.infra_error
+
+
+async def test_a_call_that_worker_after_worker_forgets_ends(
+    client: ToolClient, bus: Bus, run_name: str
+) -> None:
+    deliveries: list[str] = []
+    worker_id = f"forgetful_{run_name}"
+
+    async def accept(message: Msg) -> None:
+        call_id = JSON.decode(message.data, CallTool).call_id
+        deliveries.append(call_id)
+        accepted = ToolAccepted(call_id, worker_id, is_idempotent=True)
+        await bus.connection.publish(message.reply, JSON.encode(accepted), headers=JSON.headers)
+
+    async def know_nothing(message: Msg) -> None:
+        if message.reply:
+            await bus.connection.publish(
+                message.reply, JSON.encode(ToolsProbed()), headers=JSON.headers
+            )
+
+    await bus.connection.subscribe(subjects.tool("forgotten", client.run), accept)
+    await bus.connection.subscribe(subjects.tool_worker(worker_id), know_nothing)
+    await flush(bus.connection.client)
+    async with client.session("e", ["forgotten"]) as tools, asyncio.timeout(20):
+        result = await tools.call(call("forgotten"))
+    assert result.infra_error.startswith(f"forgotten: {MAX_DELIVERIES} workers lost it; at last: ")
+    assert "does not know the call" in result.infra_error
+    assert len(deliveries) == MAX_DELIVERIES
+
+
+async def test_a_worker_that_refuses_a_call_after_all_is_an_infrastructure_failure(
+    client: ToolClient, bus: Bus
+) -> None:
+    async def answer(message: Msg) -> None:
+        accepted = ToolAccepted(JSON.decode(message.data, CallTool).call_id)
+        refusal = error_headers(CallFailedError(CallErrorCode.OVERLOADED, "no room"))
+        await bus.connection.publish(message.reply, JSON.encode(accepted), headers=JSON.headers)
+        await bus.connection.publish(message.reply, b"", headers=refusal)
+
+    await bus.connection.subscribe(subjects.tool("fickle", client.run), answer)
+    await flush(bus.connection.client)
+    async with client.session("e", ["fickle"]) as tools, asyncio.timeout(20):
+        result = await tools.call(call("fickle"))
+    assert "accepted the call, and then refused it" in result.infra_error
+    assert "no room" in result.infra_error
 
 
 async def test_a_worker_killed_in_a_call_is_an_infrastructure_failure_within_seconds(

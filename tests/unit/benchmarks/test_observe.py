@@ -30,7 +30,8 @@ def test_a_cost_is_the_share_of_throughput_that_is_lost() -> None:
 
 
 def settled(group: str, num_turns: int) -> Line:
-    return Line(0.0, "scheduler", {"type": "episode_settled", "group_id": group, "num_turns": num_turns})
+    body = {"type": "episode_settled", "group_id": group, "num_turns": num_turns}
+    return Line(0.0, "scheduler", body)
 
 
 def step(at_s: float, *groups: str) -> Line:

@@ -136,6 +136,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         for key, value in {"pretrain": "owner/model", "offload": True}.items()
     },
 }
+FALLING: dict[str, Any] = {"training_args": {"lr_scheduler_type": "linear"}}
 GAE: dict[str, Any] = {"adv_estimator": "gae", "learner": {"critic": {}}}
 REFERENCE: dict[str, Any] = {"init_kl_coef": 0.1, "learner": {"reference": {}}}
 # What else a setting needs beside it.
@@ -147,6 +148,11 @@ BESIDE: dict[str, dict[str, Any]] = {
     "critic": {"adv_estimator": "gae"},
     **{f"critic.{key}": GAE for key in ("pretrain", "shared", "value_clip", "critic_warmup")},
     **{f"critic.training_args.{key}": GAE for key in OPTIMIZER},
+    "actor_train.training_args.min_lr_ratio": {"learner": FALLING},
+    "actor_train.strategy_args.zero_stage": {
+        "learner": {"strategy_args": {"strategy_name": "deepspeed"}}
+    },
+    "critic.training_args.min_lr_ratio": {"adv_estimator": "gae", "learner": {"critic": FALLING}},
     "critic.value_loss_coef": {"adv_estimator": "gae", "learner": {"critic": {"shared": True}}},
     **{
         f"actor_train.strategy_args.{key}": {

@@ -98,6 +98,12 @@ def config(**settings: Any) -> LearnerConfig:
     return LearnerConfig(**{"min_tokens_per_micro_batch": 0, **settings})
 
 
+def of_aggregation(name: str) -> dict[str, Any]:
+    """Settings that choose an aggregation, with a divisor where it reads one."""
+    settings: dict[str, Any] = {"loss_aggregation": name}
+    return settings | ({"loss_norm_tokens": 13} if name == "seq_mean_token_sum_norm" else {})
+
+
 def trajectory(
     member: int,
     reward: float,

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from tailrace.config import RunConfig
-from tailrace_learner.adapters.memory import reachable_tensors
+from tailrace_learner.adapters.memory import WorkerMemory, reachable_tensors
 from tailrace_learner.adapters.ranks import TorchRanks
+from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import CriticArgs, LearnerConfig, StrategyArgs, check_with_run
+from tailrace_learner.core.batch.ranks import OneRank
 from tailrace_learner.core.model.policy import local
 from tests.unit.tailrace_learner.factory import CPU, prepared_group, random_group
 from tests.unit.tailrace_learner.ranks import on_ranks
@@ -43,6 +45,35 @@ def test_steps_with_sleep_between_them_make_the_same_weights_and_metrics(tmp_pat
         found.append((run.weights(), {key: value for key, value in metrics.items() if "_s" not in key}))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=0)
     assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize("named", ["cpu", "cpu:0"])
+def test_a_device_with_and_without_its_number_is_the_same(named: str) -> None:
+    """A configuration names `cuda`, and tensors there are on `cuda:0`."""
+    for place in ("cpu", "cpu:0"):
+        tensor = torch.arange(5.0, device=place)
+        memory = WorkerMemory([tensor], torch.device(named))
+        memory.free()
+        assert tensor.untyped_storage().nbytes() == 0
+        memory.restore()
+        assert tensor.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_no_rank_is_asleep_before_all_have_given_their_memory_back(tmp_path: Path) -> None:
+    """Rank 0 tells the servers, which then take the devices of all ranks."""
+    tensor, held = torch.ones(5), []
+
+    class Meeting(OneRank):
+        def collect(self, mine: Any) -> list[Any]:
+            held.append(tensor.untyped_storage().nbytes())
+            return [mine]
+
+    strategy = Strategy()
+    strategy.world = Meeting()
+    worker = Worker(RunConfig(exp_name="unit", output_dir=str(tmp_path)), settings(), strategy)
+    worker._memory = WorkerMemory([tensor], CPU)
+    worker.sleep()
+    assert held == [0]
 
 
 def train_cut(ranks: TorchRanks, folder: str, sleeps: bool) -> tuple[torch.Tensor, int]:

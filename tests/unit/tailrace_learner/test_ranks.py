@@ -335,6 +335,7 @@ def test_packages_find_in_the_environment_what_they_read_when_they_start() -> No
         ({"strategy_args": {"timeout_s": 0}}, "timeout_s must be positive"),
         ({"strategy_args": {"strategy_name": "ddp"}}, "ddp"),
         ({"strategy_args": {"zero_stage": 4}}, "zero_stage"),
+        ({"strategy_args": {"zero_stage": 3}}, "zero_stage 3 is for strategy_name deepspeed"),
         (
             {"strategy_args": {"strategy_name": "deepspeed"}, "warm_start": WARM_START},
             "warm_start has an optimizer of its own",

@@ -141,6 +141,15 @@ EMPTY = {"num_trained_tokens": 0.0}
         ({**EMPTY, "num_stale_tokens": 90.0}, "raise max_staleness"),
         ({**EMPTY, "num_nonfinite_tokens": 90.0}, "not finite"),
         ({"num_trained_tokens": 5.0, "num_updates": 2.0, "num_skipped_updates": 2.0}, "learning_rate"),
+        (
+            {
+                "num_trained_tokens": 5.0,
+                "num_updates": 2.0,
+                "num_skipped_updates": 2.0,
+                "num_nonfinite_ref_tokens": 5.0,
+            },
+            "learner.reference",
+        ),
         (EMPTY, "num_*"),
     ],
 )
@@ -225,6 +234,16 @@ def test_one_equal_group_that_does_not_succeed_leaves_the_run_a_failure(
     failed = world.verdict
     assert failed is not None
     assert failed.rule == "untrained_steps"
+
+
+def test_a_few_tasks_that_always_fail_leave_the_others_solved() -> None:
+    world = World(max_untrained_steps=5)
+    world.given_back(1, 0.0)
+    world.given_back(19, 1.0)
+    solved = world.solved
+    assert solved is not None
+    assert "all episodes of 19 of the last 20 groups succeeded" in solved.reason
+    assert world.verdict is None
 
 
 def test_a_step_that_trains_begins_the_count_of_solved_groups_anew() -> None:

@@ -10,6 +10,7 @@ from tailrace_cli.importing.rules import (
     Default,
     System,
     data_files,
+    decays,
     negated,
     ratio_of_steps,
     read_with,
@@ -31,7 +32,6 @@ _KEYS_OF_OPTIMIZER = (
     ("beta2", "adam_beta2"),
     ("eps", "adam_epsilon"),
     ("gradient_clipping", "max_grad_norm"),
-    ("min_lr_ratio", "min_lr_ratio"),
 )
 _SERVERS = (
     ("sglang", "context_length", "max_running_requests", "mem_fraction_static"),
@@ -59,6 +59,11 @@ def _optimizer(role: str, args: str) -> tuple[Renamed | Derived, ...]:
     optimizer = f"{role}.optimizer"
     return (
         *(to(f"{optimizer}.{key}", f"{args}.{ours}") for key, ours in _KEYS_OF_OPTIMIZER),
+        *where(
+            decays(f"{optimizer}.lr_scheduler_type"),
+            names.NO_DECAY,
+            to(f"{optimizer}.min_lr_ratio", f"{args}.min_lr_ratio"),
+        ),
         to(f"{optimizer}.type", f"{args}.optimizer", by=names.optimizer),
         to(f"{optimizer}.lr_scheduler_type", f"{args}.lr_scheduler_type", by=values.schedule),
         ratio_of_steps(

@@ -14,7 +14,16 @@ from tailrace.config.settings import (
     values,
 )
 from tailrace_cli.importing import value_names as names
-from tailrace_cli.importing.rules import is_on, negated, ratio_of_steps, read_with, repeats, to, where
+from tailrace_cli.importing.rules import (
+    decays,
+    is_on,
+    negated,
+    ratio_of_steps,
+    read_with,
+    repeats,
+    to,
+    where,
+)
 from tailrace_cli.importing.verl import rules
 from tailrace_cli.importing.verl.rules import ACTOR, MODEL, ROLLOUT
 
@@ -26,7 +35,6 @@ _SAME_BATCHES = "policy and critic are trained in the same passes"
 _OPTIMIZER = (
     ("optim.lr", "learning_rate"),
     ("optim.weight_decay", "weight_decay"),
-    ("optim.min_lr_ratio", "min_lr_ratio"),
     ("grad_clip", "max_grad_norm"),
     ("optim.clip_grad", "max_grad_norm"),
 )
@@ -59,6 +67,11 @@ def _optimizer(role: str, args: str) -> tuple[Renamed | Derived, ...]:
 
     return (
         *(to(f"{role}.{key}", f"{args}.{ours}") for key, ours in _OPTIMIZER),
+        *where(
+            decays(f"{optim}.lr_scheduler_type", f"{optim}.warmup_style"),
+            names.NO_DECAY,
+            to(f"{optim}.min_lr_ratio", f"{args}.min_lr_ratio"),
+        ),
         Derived(f"{optim}.betas", (f"{args}.adam_beta1", f"{args}.adam_beta2"), betas, "both of AdamW"),
         Derived(f"{optim}.lr_warmup_steps", (f"{args}.warmup_steps",), warmup, "if not negative"),
         ratio_of_steps(

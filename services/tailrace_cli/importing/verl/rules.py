@@ -22,6 +22,7 @@ _ESTIMATORS = value_names(
 )
 _DISCOUNTED = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 _LOSSES = value_names("gspo", "clip_cov", "kl_cov", "cispo", "sapo", geo_mean="gmpo", gpg="vanilla_pg")
+tool_parser = value_names("hermes", "qwen3_coder", **{"gpt-oss": "gpt_oss"})
 _WRITTEN_ANYWAY = ("console", "file")
 
 
@@ -242,6 +243,15 @@ def loop(used: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Agent loop of all data sets."""
     tags = [*lookup("scheduler.tags", ()), *lookup("scheduler.eval_tags", ())]
     return {f"agents.datasets.{tag}.agent_name": "tool_agent" for tag in tags} if used else {}
+
+
+def eval_sampling(used: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Checks that evaluations without sampling have the temperature 0, which alone counts here."""
+    if not used and lookup(f"{ROLLOUT}.val_kwargs.temperature"):
+        raise ValueError(
+            "val_kwargs.temperature is not 0, with which some versions sample all the same"
+        )
+    raise NoEffectError("the temperature alone counts")
 
 
 def critic_path(path: Any, lookup: Lookup) -> Mapping[str, Any]:

@@ -112,6 +112,8 @@ _ROLLOUT: tuple[Rule, ...] = (
     to(f"{ROLLOUT}.val_kwargs.top_p", f"{_EVAL}.top_p", by=float),
     to(f"{ROLLOUT}.val_kwargs.top_k", f"{_EVAL}.top_k", by=names.not_negative),
     to(f"{ROLLOUT}.val_kwargs.n", "scheduler.eval_group_size"),
+    Refused(f"{ROLLOUT}.do_sample", "set the temperature to 0", (True,)),
+    Derived(f"{ROLLOUT}.val_kwargs.do_sample", (), rules.eval_sampling, "as its temperature"),
     Derived(
         f"{ROLLOUT}.multi_turn.enable",
         ("agents.datasets.train.agent_name",),
@@ -119,6 +121,11 @@ _ROLLOUT: tuple[Rule, ...] = (
         "rows are played by `tool_agent`",
     ),
     to(f"{ROLLOUT}.multi_turn.max_assistant_turns", "agents.loop_args.max_turns"),
+    *where(
+        is_on(f"{ROLLOUT}.multi_turn.enable"),
+        "multi_turn.enable is off",
+        to(f"{ROLLOUT}.multi_turn.format", "chat.tool_parser", by=rules.tool_parser),
+    ),
     Refused(
         f"{ROLLOUT}.multi_turn.tool_config_path",
         "tools are workers here: name them under cluster.tool_workers and in the rows",

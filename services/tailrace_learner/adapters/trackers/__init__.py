@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 import msgspec
@@ -69,16 +70,18 @@ def _checked_arguments(key: str, make: Any, arguments: Mapping[str, Any]) -> dic
     if not takes_any and (unknown := sorted(arguments.keys() - accepted.keys())):
         remedy = did_you_mean(unknown[0], accepted) if accepted else "it takes none"
         raise ConfigError(f"{key}.{unknown[0]}: {make.__name__} takes no such argument: {remedy}")
-    hints = get_type_hints(make.__init__)
     return {
-        name: _converted(f"{key}.{name}", value, hints.get(name, Any))
+        name: _converted(f"{key}.{name}", value, inspect.unwrap(make.__init__), name)
         for name, value in arguments.items()
     }
 
 
-def _converted(key: str, value: Any, kind: Any) -> Any:
-    """`value` as the type `kind`; `ConfigError` names `key`."""
+def _converted(key: str, value: Any, function: Any, name: str) -> Any:
+    """`value` as the type of the argument `name`; `ConfigError` names `key`."""
+    # Alone: the types of other arguments may be imported for type checkers only.
+    hint = {each: kind for each, kind in function.__annotations__.items() if each == name}
     try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
+        hints = get_type_hints(SimpleNamespace(__annotations__=hint), function.__globals__)
+        return msgspec.convert(value, hints.get(name, Any))
+    except (msgspec.ValidationError, NameError) as error:
         raise ConfigError(f"{key}: {error}") from error

@@ -25,7 +25,6 @@ _POLL_S = 0.5
 _CLOSE_S = 8.0  # limit for the rows that are not delivered yet when the learner ends
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0  # after a failure
 _REMEDY = "free space on the disk of output_dir; for a server, check its address and your login"
-_Key = tuple[object, ...]  # step, policy version, and what may be added later
 
 
 class TrackerFeed:
@@ -41,7 +40,7 @@ class TrackerFeed:
         self._rows = rows
         self._step = step
         self._tracker: Tracker | None = None
-        self._delivered: list[_Key] = []
+        self._delivered: list[int] = []
         self._waiting: list[MetricsRow] = []
         self._backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         self._ending = threading.Event()
@@ -125,5 +124,6 @@ class TrackerFeed:
         self._rows.restart()
 
 
-def _key(row: MetricsRow) -> _Key:
-    return row["step"], row["policy_version"], row.get("eval/success_rate"), row.get("task_solved")
+def _key(row: MetricsRow) -> int:
+    """Equal for equal rows: any cell may be added later."""
+    return hash(frozenset(row.items()))

@@ -6,7 +6,10 @@ come that were not passed before the first update. Over several ranks each compu
 mini-batch's rows, in the same number of passes.
 """
 
+import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.metrics import Metrics, mean
@@ -21,6 +24,8 @@ from tailrace_learner.core.step.metric_sums import MetricSums
 from tailrace_learner.core.step.optimizer import learning_rate_at
 from tailrace_learner.core.step.passes import CLAMPED, PassRunner, ValueLoss
 from tailrace_learner.ports import Ranks, UpdateResult, WeightUpdater
+
+_NONFINITE_REF = "num_nonfinite_ref_tokens"
 
 
 class PolicyTrainer:
@@ -57,7 +62,7 @@ class PolicyTrainer:
         self.sentinel.begin(step)
         self._sums = MetricSums()  # of the mini-batch
         self._done = MetricSums()  # of those before it
-        self._losses: list[float] = []
+        self._losses: list[float] = []  # of all ranks
         self._updates: list[UpdateResult] = []
         self.start.forget()
         self._optimizer.zero_grad(set_to_none=True)
@@ -79,8 +84,7 @@ class PolicyTrainer:
         is_measured = is_first and not (self._interpolates and self._updates)
         loss_coef = kl_coef * (self._config.resolved_kl_in == "loss")
         parts = shares.passes(rows, self._ranks.rank, self._passes.micro_batches)
-        if self._reference is not None:
-            self._reference.fill([row for part in parts for row in part])
+        self._fill_reference([row for part in parts for row in part], is_first=is_first)
         return sum(
             self._passes.run(
                 part,
@@ -93,6 +97,14 @@ class PolicyTrainer:
             else self._passes.idle(rows[0], is_first=is_first)
             for part in parts
         )
+
+    def _fill_reference(self, rows: Sequence[TrainingRow], *, is_first: bool) -> None:
+        """Gives this rank's rows the reference's log-probabilities, where there is a reference."""
+        if self._reference is None:
+            return
+        self._reference.fill(rows)
+        if is_first:
+            self._sums.add(_NONFINITE_REF, _num_nonfinite_ref(rows), 0)
 
     def judge(self, rows: Sequence[TrainingRow]) -> bool:
         """Reads servers' errors in a mini-batch's first passes (collective); True if one is wrong.
@@ -114,7 +126,7 @@ class PolicyTrainer:
             row.is_clamped = None
 
     def update(self, loss_sum: float, count: float, *, is_more_to_come: bool) -> None:
-        """Applies a mini-batch's gradients, divided by `count`.
+        """Applies a mini-batch's gradients, divided by `count`, unless its loss is not finite.
 
         `is_more_to_come`: rows that were not passed yet.
         """
@@ -126,14 +138,21 @@ class PolicyTrainer:
         self._sums.split(DRIFT)  # of passes done again: they were read
         self._done.take(self._sums)
         self._sums = MetricSums()
-        self._losses.append(loss_sum / count)
-        self._updates.append(
-            self._optimizer.update(
-                count=count,
-                learning_rate=self._learning_rate,
-                max_grad_norm=self._config.training_args.max_grad_norm,
-            )
+        loss = self._ranks.sums([loss_sum])[0] / count
+        self._losses.append(loss)
+        self._updates.append(self._applied(count) if math.isfinite(loss) else self._skipped())
+
+    def _applied(self, count: float) -> UpdateResult:
+        return self._optimizer.update(
+            count=count,
+            learning_rate=self._learning_rate,
+            max_grad_norm=self._config.training_args.max_grad_norm,
         )
+
+    def _skipped(self) -> UpdateResult:
+        """Drops the gradients: a clamp may have kept out of them what is in the loss."""
+        self._optimizer.zero_grad(set_to_none=True)
+        return UpdateResult(math.nan, False)
 
     def metrics(self) -> Metrics:
         """Metrics of all ranks, when the step is over."""
@@ -143,9 +162,10 @@ class PolicyTrainer:
         sums = MetricSums.of_all(self._ranks.collect(self._done.totals()))
         found["mismatch_correlation"] = correlation(sums)
         found |= sums.means()
-        found[CLAMPED] = sums.totals().get(CLAMPED, (0.0, 0.0))[0]
+        for name in (CLAMPED, *([_NONFINITE_REF] if self._reference is not None else [])):
+            found[name] = sums.totals().get(name, (0.0, 0.0))[0]
         found |= self.sentinel.numbers()
-        found["loss"] = mean(self._ranks.sums(self._losses))
+        found["loss"] = mean(self._losses)
         found["grad_norm"] = mean([update.grad_norm for update in self._updates])
         found["num_updates"] = float(len(self._updates))
         found["num_skipped_updates"] = float(sum(not update.is_applied for update in self._updates))
@@ -161,3 +181,12 @@ class PolicyTrainer:
         """Value loss of a critic that is trained through the policy's own passes."""
         critic = self._critic
         return critic.loss if critic is not None and critic.trains_with_policy else None
+
+
+def _num_nonfinite_ref(rows: Sequence[TrainingRow]) -> int:
+    """Number of trained tokens to which the reference gives no finite log-probability."""
+    return sum(
+        int(np.count_nonzero(~np.isfinite(row.ref_logprobs)))
+        for row in rows
+        if row.ref_logprobs is not None
+    )

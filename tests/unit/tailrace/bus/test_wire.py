@@ -18,6 +18,15 @@ def test_an_error_survives_the_wire(code: CallErrorCode, retry_after_s: float) -
     assert (error.code, error.reason, error.retry_after_s) == (code, "because", retry_after_s)
 
 
+@pytest.mark.parametrize("reason", ["x" * 3_000_000, "a lone \ud800", "two\r\nlines"])
+def test_a_reason_of_any_text_fits_into_a_header(reason: str) -> None:
+    headers = error_headers(CallFailedError(CallErrorCode.INVALID, reason))
+    value = headers["Nats-Service-Error"]
+    assert len(value.encode()) <= 8000
+    assert "\n" not in value
+    assert value[:3] == reason[:3]
+
+
 @pytest.mark.parametrize(
     ("headers", "code", "retry_after_s"),
     [

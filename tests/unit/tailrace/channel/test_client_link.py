@@ -17,7 +17,7 @@ from tailrace.channel import (
 from tailrace.channel.client import LinkedGenerateClient
 from tailrace.channel.config import CLIENT_DEFAULTS
 from tailrace.channel.frames import Credit, read_request_frame
-from tailrace.channel.ports import LinkEvents
+from tailrace.channel.ports import LinkEvents, LinkLoss
 from tailrace_protos.base import encode, pack_float32, pack_int32
 from tailrace_protos.generation import (
     AbortRequest,
@@ -27,6 +27,7 @@ from tailrace_protos.generation import (
     TokenChunk,
     TokenSpan,
 )
+from tests.world.serving import metric
 
 ADDRESS = Address("s1", "subject")
 
@@ -172,3 +173,31 @@ def test_credit_is_exhausted_from_its_limit_until_half_of_it_is_confirmed() -> N
     assert credit.owes_confirmation
     credit.on_sent(1)
     assert not credit.owes_confirmation
+
+
+def num_ended() -> dict[str, float]:
+    name = "tailrace_channel_ended_calls_total"
+    return {
+        outcome: metric(name, side="client", outcome=outcome)
+        for outcome in ("finished", "failed", "lost")
+    }
+
+
+async def test_a_call_that_was_given_up_is_counted_once() -> None:
+    before = num_ended()
+    made = Fixture(ClientChannelConfig(silence_s=100.0, chunk_timeout_s=1.0))
+    calls = [made.call("late"), made.call("silent")]
+    for _ in range(2):
+        made.client._links[ADDRESS].tick()
+    assert all(call.ended for call in calls)
+    calls += [made.call("garbled"), made.call("lost")]
+    garbage = TokenChunk("garbled", memoryview(b"123"), memoryview(b""), (), FinishReason.STOP)
+    answers = (chunk("late", finish=FinishReason.ABORT), garbage)
+    made.wire.link.on_frame(encode(ChunkFrame(0, 0, answers)))
+    made.wire.link.on_lost(LinkLoss.GAP, "test")
+    assert all(call.ended for call in calls)
+    assert {outcome: count - before[outcome] for outcome, count in num_ended().items()} == {
+        "finished": 0,
+        "failed": 0,
+        "lost": 4,
+    }

@@ -145,6 +145,19 @@ async def test_a_chunk_that_fits_into_no_frame_ends_the_link() -> None:
     assert made.lost[0][0] is LinkLoss.MALFORMED
 
 
+async def test_a_chunk_that_cannot_be_encoded_ends_the_link_and_keeps_no_other_waiting() -> None:
+    made = OpenLink()
+    other = made.link.calls["d"] = CallSink("d", made.link)
+    made.sink.fail(CallErrorCode.INTERNAL, "a lone \ud800")
+    other.send(chunk(0, 1))
+    await asyncio.sleep(0)
+    assert [cause for cause, _ in made.lost] == [LinkLoss.MALFORMED]
+    other.send(chunk(1, 1))
+    await asyncio.sleep(0)
+    tokens = [token for sent in made.wire.chunks for token in as_int32(sent.token_ids).tolist()]
+    assert tokens == [0, 1]
+
+
 SPANS = st.lists(st.builds(TokenSpan, st.integers(1, 3), st.just(""), st.integers(0, 6)), max_size=8)
 
 

@@ -175,6 +175,22 @@ def test_an_own_reasoning_parser_that_raises_passes_text_on(module: Module, rais
     assert message.content == ("" if raising == "finish" else "a b c")
 
 
+@pytest.mark.parametrize(
+    "returned", ["None", "text", "ParsedCalls(text, (FoundCall('f', {'a': 1}),))", "ParsedCalls(None)"]
+)
+def test_what_an_own_tool_parser_may_not_return_leaves_the_reply_as_content(
+    module: Module, returned: str
+) -> None:
+    body = (
+        "    def parse(self, text, tools):\n"
+        f"        return {returned} if '!' in text else ParsedCalls(text)\n"
+    )
+    renderer = own(tool_parser=f"{module(TOOL + body)}:Own")
+    content, calls, malformed = read(renderer, "Look! Now")
+    assert (content, calls) == ("Look! Now", [])
+    assert "Expected" in malformed
+
+
 def test_an_own_tool_parser_may_need_a_reasoning_parser(module: Module) -> None:
     source = TOOL + (
         "    reasoning_parser = 'think'\n"

@@ -12,6 +12,7 @@ import pytest
 from tailrace.config import ConfigError
 from tailrace.data import Dataset, DatasetEntry, load_dataset, prompt_messages
 from tailrace.data.rows import require_prompt
+from tailrace_protos.chat import ChatMessage, ToolCall
 
 KEY = "agents.datasets.sums"
 ROWS = [{"prompt": f"{index}+1", "answer": index + 1} for index in range(7)]
@@ -118,11 +119,27 @@ BAD_ROWS: list[tuple[Any, str]] = [
     ({"prompt": 3}, "key 'prompt': must be text or a list of messages, found int"),
     ({"prompt": [{"role": "robot", "content": "x"}]}, "key 'prompt': message 0: role must be one of"),
     ({"prompt": [{"role": "user"}]}, "key 'prompt': message 0: content must be text, found nothing"),
+    ({"prompt": [{"role": "assistant", "content": None}]}, "message 0: content must be text"),
+    ({"prompt": [{"role": "assistant", "tool_calls": [{"name": "f"}]}]}, "message 0: tool_calls must"),
+    ({"prompt": [{"role": "tool", "content": "x", "tool_call_id": 3}]}, "message 0: tool_call_id must"),
     ({"prompt": "x", "agent_name": 3}, "key 'agent_name': must be text"),
     ({"prompt": "x", "tools": "calculator"}, "key 'tools': must be a list"),
     ({"prompt": "x", "tools_kwargs": []}, "key 'tools_kwargs': must be an object"),
     ({"prompt": "x", "tools_kwargs": {"a": 1}}, "key 'tools_kwargs': .* for 'a'"),
 ]
+
+
+def test_tool_calls_of_a_prompt_reach_the_model(tmp_path: Path) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    prompt = [
+        {"role": "user", "content": "1+1?", "tool_calls": None},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "c1", "name": "add"},
+    ]
+    asked, called, answered = prompt_messages(load(jsonl(tmp_path, [{"prompt": prompt}])).rows[0].data)
+    assert asked == ChatMessage("user", "1+1?")
+    assert called == ChatMessage("assistant", "", (ToolCall("c1", "add", '{"a":1}'),))
+    assert answered == ChatMessage("tool", "2", tool_call_id="c1", name="add")
 
 
 @pytest.mark.parametrize(("row", "problem"), BAD_ROWS)

@@ -79,6 +79,18 @@ def test_a_copied_data_set_is_read_in_its_parts(
     assert len(dataset) == wanted
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("data/train-00000-of-00002.jsonl",),
+        ("train-00000-of-00001.jsonl", "train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"),
+    ],
+)
+def test_a_copy_that_lacks_a_part_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"sums\.path: .* holds \d files that are parts of .*2: copy"):
+        load(folder_of(tmp_path, names))
+
+
 def test_rows_of_the_hub_have_its_name_as_their_source(tmp_path: Path) -> None:
     pytest.importorskip("datasets", reason="the package datasets is not installed")
     path = folder_of(tmp_path, ("train.jsonl",)) / "train.jsonl"

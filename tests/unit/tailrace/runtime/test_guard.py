@@ -8,7 +8,7 @@ import pytest
 
 from tailrace.config import ConfigError
 from tailrace.runtime import Failure, HandBack, StopService
-from tailrace.runtime.guard import Guard
+from tailrace.runtime.guard import Guard, Tasks
 
 
 async def fails(error: BaseException) -> int:
@@ -55,8 +55,37 @@ async def test_expected_exceptions_and_cancellation_pass_through() -> None:
     with pytest.raises(HandBack):
         await guard.run("here", fails(HandBack(1.0)), expected=(HandBack,))
     assert isinstance(await guard.run("here", fails(HandBack(1.0))), Failure)
+    begun = asyncio.Event()
+
+    async def waits() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(guard.run("here", waits()))
+    await begun.wait()
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await guard.run("here", fails(asyncio.CancelledError()))
+        await task
+
+
+async def test_a_cancellation_that_nobody_ordered_is_a_failure_and_its_loop_begins_again() -> None:
+    guard = Orders().guard
+    failure = Failure("here", "CancelledError", "CancelledError")
+    assert await guard.run("here", fails(asyncio.CancelledError())) == failure
+    tasks, num_runs, again = Tasks(guard), 0, asyncio.Event()
+
+    async def awaits_a_cancelled_task() -> None:
+        nonlocal num_runs
+        num_runs += 1
+        if num_runs == 2:
+            again.set()
+        other = asyncio.create_task(works())
+        other.cancel()
+        await other
+
+    tasks.loop("loop", awaits_a_cancelled_task)
+    await asyncio.wait_for(again.wait(), 5)
+    await tasks.end()
 
 
 async def test_orders_to_stop_reach_the_service() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,16 @@ def test_a_service_that_was_not_told_where_the_servers_are(
     monkeypatch.delenv("TAILRACE_NATS_URL")
     assert run_service(build, ["--config", experiment]) == 2
     assert "TAILRACE_NATS_URL not set" in error_line(capsys)
+
+
+def test_the_watchdog_of_the_event_loop_ends_with_the_service(experiment: str) -> None:
+    def build_stopped(args: Args) -> Service:
+        service = build(args)
+        service.stop("test")
+        return service
+
+    assert run_service(build_stopped, ["--config", experiment]) == 0
+    watching = [thread for thread in threading.enumerate() if thread.name == "loop watchdog"]
+    for thread in watching:
+        thread.join(2)
+    assert not any(thread.is_alive() for thread in watching)

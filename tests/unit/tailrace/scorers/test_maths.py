@@ -57,6 +57,37 @@ EQUAL = [
     ("A", r"\text{(A)}"),
     (r"\varnothing", r"\emptyset"),
     ("3 : 4", "3:4"),
+    ("1 1/2", r"1\frac{1}{2}"),
+    ("-2 1/2 hours", "-2.5"),
+    (r"1\,\frac 1 2", "3/2"),
+    ("1 000 000", "10^6"),
+    (r"12\,000", "12,000"),
+    (r"10,000\sqrt{2}", r"10000\sqrt2"),
+    (r"1{,}000\pi", r"1000\pi"),
+    ("x=1,000", "1000"),
+    (r"x = 5\%", "0.05"),
+    (r"\text{50 cents}", "50"),
+    ("¥5", "5"),
+    ("5 km/h", "5"),
+    ("12in.", "12"),
+    ("8 men", "8"),
+    ("12 logs", "12"),
+    ("7.5mph", r"7.5\text{ mph}"),
+    ("12ft²", r"12\text{ ft}^2"),
+    ("20 min", r"20\text{ minutes}"),
+    ("5dollars", r"\$5"),
+    (r"98.6^\circ F", "98.6"),
+    (r"6\text{ hours }30\text{ minutes}", "6 hours 30 minutes"),
+    (r"x\leqslant 3", r"(-\infty,3]"),
+    ("x≥3", r"[3,\infty)"),
+    (r"x\gt 3", r"(3,\infty)"),
+    (r"x\in\left[1,2\right)", "[1,2)"),
+    (r"\left(1,2\right]", "(1,2]"),
+    ("3 > x", r"(-\infty,3)"),
+    ("x∈(1,2)", "(1,2)"),
+    ("2√3", r"2\sqrt{3}"),
+    ("x² + 2·x", "x^2+2x"),
+    (r"\frac{10!}{5!5!}", "252"),
 ]
 
 DIFFERENT = [
@@ -71,6 +102,22 @@ DIFFERENT = [
     ("3,4", "3"),
     ("3 or 4", "3"),
     ("2 5", "5"),
+    ("2 5", "25"),
+    ("1 2/3", "12/3"),
+    ("2xy", "2"),
+    ("2ab", "2xy"),
+    ("6abc", "6"),
+    ("3sinx", "3"),
+    ("4 lnx", "4"),
+    (r"3\mathrm{i}", "3"),
+    (r"2\mathrm{e}^2", "2"),
+    (r"6\text{ ft }3\text{ in}", "63"),
+    (r"6\text{ ft }3\text{ in}", "6"),
+    (r"1\text{ and }2", "12"),
+    (r"\mathrm{5}^2", "5"),
+    ("101_2", "101_3"),
+    ("x=5", "y=5"),
+    ("(1,000)", "1000"),
     ("", "3"),
 ]
 
@@ -89,6 +136,9 @@ HOSTILE = [
     "1" * 100_000,
     "10^{999}" * 20,
     "x" * 300,
+    "y +" + " " * 50_000 + "x",
+    "√(" * 20_000,
+    "1 " * 50_000,
 ]
 
 
@@ -105,7 +155,8 @@ def test_different_answers(answer: str, truth: str) -> None:
 
 @pytest.mark.parametrize("answer", ["", "$$", r"\,", "."])
 def test_an_empty_answer_is_wrong_whatever_the_truth(answer: str) -> None:
-    for truth in (r"\{1, 2\}", "(1, 2)", "x", "5", answer):
+    assert not is_equal(answer, answer)
+    for truth in (r"\{1, 2\}", "(1, 2)", "x", "5", answer or "0"):
         assert math(f"\\boxed{{{answer}}}", truth) == 0.0
         assert not is_equal(truth, answer)
 
@@ -144,6 +195,13 @@ def test_other_threads_compare_without_signals() -> None:
         ("The answer is 42. It took long.", "42"),
         ("**Final answer:** $x^2$", "x^2"),
         ("Answer: 3.5", "3.5"),
+        ("The answer is \\(x^2\\).", "x^2"),
+        ("The answer is:\n\\[\n\\frac{1}{2}.\n\\]", r"\frac{1}{2}"),
+        ("The answer is:\n$$\n7\n$$", "7"),
+        ("The answer is therefore 42.", "42"),
+        ("Answer: About a Boy", "About a Boy"),
+        ("The answers are 3 and 4. Done.", "3 and 4"),
+        ("Answer: St. Louis. It lies at a river.", "St. Louis"),
         ("no idea", None),
     ],
 )

@@ -16,13 +16,14 @@ from tailrace.scorers import (
     em,
     f1,
     json_schema,
+    math,
     mcq,
     scorer_for,
     texts,
     truth_of,
 )
 from tailrace.scorers.code import ProgramTest, program_of, program_tests
-from tailrace.scorers.registry import SCORERS, score
+from tailrace.scorers.registry import SCORERS, check_truth, score
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
 
@@ -204,11 +205,33 @@ def test_the_last_program_of_a_reply_counts_and_truths_stay_outside() -> None:
     assert program_of("```python\na\n```\nor\n```py\nb\n```") == "b\n"
     assert program_of("```json\n{}\n```") == program_of("```\nnot closed") == ""
     assert program_of("print(1)") == "print(1)"
+    assert program_of("1. So:\n\n   ```python\n   if x:\n       y\n   ```") == "if x:\n    y\n"
+    assert program_of("So: ```\n    return 1\n```") == "    return 1\n"
     for test in program_tests("print(1)", {**FUNCTION_ROW}, 10):
         assert "7" not in test.code
     assert program_tests("", IO_ROW, 10) == []
     with pytest.raises(NoTruthError, match="no true answer"):
         program_tests("x", {"prompt": "?"}, 10)
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [{"inputs": ["1"], "outputs": []}, {"inputs": ["1"]}, [{"input": "1", "expected": "2"}], 5, [5]],
+)
+def test_tests_of_no_known_form_are_named(tests: Any) -> None:
+    with pytest.raises(NoTruthError, match=r"neither \{inputs, outputs\} of one length nor a list"):
+        program_tests("x", {"tests": tests}, 10)
+
+
+def test_blank_lines_of_an_output_do_not_count() -> None:
+    row = {"tests": [{"input": "", "output": "1\n2\n"}]}
+    assert passes("print(1)\nprint()\nprint(2)", row) == [True]
+    assert passes("print(1, 2)", row) == [False]
+
+
+def test_a_function_with_a_longer_name_is_not_the_one_that_is_asked_for() -> None:
+    row = {**HUMANEVAL_ROW, "prompt": "import math\n\ndef add(a, b):\n    return add_all([a, b])\n\n"}
+    assert passes("def add_all(some):\n    return sum(some)", row) == [True]
 
 
 @pytest.mark.parametrize(
@@ -220,6 +243,8 @@ def test_the_last_program_of_a_reply_counts_and_truths_stay_outside() -> None:
         ("math_dapo", "math"),
         ("HuggingFaceH4/aime_2024", "aime"),
         ("aime25", "aime"),
+        ("math-ai/aime24", "aime"),
+        ("numina_amc_aime", "math"),
         ("allenai/ai2_arc", "mcq"),
         ("cais/mmlu", "mcq"),
         ("searchR1_nq", "em"),
@@ -248,6 +273,20 @@ def test_truths_stand_where_published_rows_have_them() -> None:
     assert truth_of({"answer": 2, "solution": 3}) == 2
     with pytest.raises(NoTruthError, match=r"keys prompt"):
         truth_of({"prompt": "?"})
+
+
+@pytest.mark.parametrize("truth", [{"text": [], "answer_start": []}, {"spans": ["x"]}, [None], [""]])
+def test_a_truth_without_any_answer_is_an_error_not_a_zero(truth: Any) -> None:
+    for scorer in (em, f1, math):
+        with pytest.raises(NoTruthError, match=r"no number and no text.*correct the row"):
+            scorer("Answer: x", truth)
+    with pytest.raises(NoTruthError):
+        check_truth("math", {"answer": truth})
+
+
+def test_a_missing_alias_is_no_answer() -> None:
+    assert em("Answer: None", {"value": "Paris", "aliases": None}) == 0.0
+    assert em("Answer: Paris", {"value": "Paris", "aliases": None}) == 1.0
 
 
 def test_a_scorer_scores_the_last_reply_of_an_episode() -> None:

@@ -20,6 +20,10 @@ from tailrace.toolbox.calculator import calculate, calculator
         ("2**10", "1024"),
         ("2**-2", "0.25"),
         ("7 % 4", "3"),
+        ("12345678901.5 + 1", "12345678902.5"),
+        ("0.1 * 0.000001", "1e-7"),
+        ("2/3 * 10**12", "6.666666667e+11"),
+        ("10**64 * 10**64 * 10**64 * 10**64 * 10**64 / 3", "3.333333333e+319"),
     ],
 )
 def test_arithmetic_is_exact(expression: str, value: str) -> None:

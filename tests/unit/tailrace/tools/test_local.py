@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
-from tailrace.sdk.tool import Tool, ToolSession, tool
+from tailrace.sdk.tool import Tool, ToolOutput, ToolSession, tool
 from tailrace.tools import LocalTools, ToolErrorKind, ToolsMissingError
+from tailrace_protos.base import decode_json, encode_json
 from tailrace_protos.chat import ToolCall
+from tailrace_protos.tool import ToolResult
 
 
 @tool
@@ -72,6 +75,59 @@ async def test_functions_that_block_run_beside_each_other() -> None:
     results = await asyncio.gather(*(s.call(ToolCall("c", "meet", "{}")) for s in sessions))
     assert {result.content for result in results} == {"met"}
     assert most == 32
+
+
+OUTPUTS: list[tuple[Any, str]] = [
+    (ToolOutput(5), "content must be text, found int"),  # type: ignore[arg-type]
+    (ToolOutput("x", metrics={"loss": float("nan")}), "metrics must be finite numbers"),
+    (ToolOutput("x", metrics={"hits": "3"}), "metrics must be finite numbers"),  # type: ignore[dict-item]
+    (object(), "cannot be sent"),
+]
+
+
+@pytest.mark.parametrize(("output", "words"), OUTPUTS)
+async def test_an_output_that_cannot_be_sent_is_an_error_of_the_tool(output: Any, words: str) -> None:
+    @tool
+    def broken() -> Any:
+        return output
+
+    async with LocalTools([broken]).session("e", ["broken"]) as tools:
+        result = await tools.call(ToolCall("c", "broken", "{}"))
+    assert result.error_kind is ToolErrorKind.RAISED
+    assert words in result.content
+
+
+async def test_numbers_of_numpy_are_metrics_of_a_tool() -> None:
+    @tool
+    def counted() -> ToolOutput:
+        return ToolOutput("x", metrics={"hits": np.float32(2), "found": np.bool_(True)})  # type: ignore[dict-item]
+
+    async with LocalTools([counted]).session("e", ["counted"]) as tools:
+        result = await tools.call(ToolCall("c", "counted", "{}"))
+    assert decode_json(encode_json(result), ToolResult).metrics == {"hits": 2.0, "found": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("reference", "arguments", "is_infra"),
+    [("#/$defs/nothing", '{"x": 1}', True), ("#", '{"x": ' * 400 + "{}" + "}" * 400, False)],
+)
+async def test_arguments_that_no_schema_can_check_end_the_call(
+    reference: str, arguments: str, is_infra: bool
+) -> None:
+    class Strange(Tool):
+        name = "strange"
+        parameters: ClassVar[dict[str, Any]] = {
+            "type": "object",
+            "properties": {"x": {"$ref": reference}},
+        }
+
+        async def execute(self, arguments: dict[str, Any]) -> str:
+            return "fine"
+
+    async with LocalTools([Strange]).session("e", ["strange"]) as tools:
+        result = await tools.call(ToolCall("c", "strange", arguments))
+    assert ("a reference to nothing" in result.infra_error) is is_infra
+    assert ("nested too deeply" in result.content) is not is_infra
 
 
 async def test_a_tool_that_is_not_there_is_named_with_those_that_are() -> None:

@@ -69,6 +69,24 @@ def test_types_defaults_and_meanings_become_one_self_contained_schema() -> None:
     ]
 
 
+def test_a_default_of_none_may_be_given_as_null() -> None:
+    @tool
+    def find(text: str, limit: int = None, place: Any = None) -> str:  # type: ignore[assignment]  # noqa: RUF013
+        """Find a text.
+
+        Args:
+            limit: how many
+        """
+        return f"{text} {limit} {place}"
+
+    limit = find.spec.parameters["properties"]["limit"]
+    assert limit["anyOf"] == [{"type": "integer"}, {"type": "null"}]
+    assert (limit["default"], limit["description"]) == (None, "how many")
+    assert find.bind({"text": "x", "limit": None})["limit"] is None
+    with pytest.raises(ArgumentsError, match="limit"):
+        find.bind({"text": "x", "limit": "two"})
+
+
 def test_arguments_arrive_with_the_types_of_the_signature() -> None:
     arguments = {"where": {"x": 1}, "colour": "red", "labels": ["a"]}
     assert paint.function(**paint.bind(arguments)) == "1,0 RED 1 thin ['a'] (1, 2)"

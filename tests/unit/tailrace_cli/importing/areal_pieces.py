@@ -144,6 +144,14 @@ PIECES: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (
+        "{actor: {optimizer: {min_lr_ratio: 0.1, weight_decay: 0.5, lr_scheduler_type: constant}}}",
+        {"learner.training_args": {"weight_decay": 0.5, "lr_scheduler_type": "constant"}},
+    ),
+    (
+        "{actor: {optimizer: {min_lr_ratio: 0.1, lr_scheduler_type: linear}}}",
+        {"learner.training_args": {"min_lr_ratio": 0.1, "lr_scheduler_type": "linear"}},
+    ),
+    (
         "{actor: {optimizer: {type: adam}}, critic: {path: c, optimizer: {type: sgd}}}",
         {
             "learner.training_args.optimizer": "adamw",

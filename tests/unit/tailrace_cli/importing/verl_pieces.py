@@ -78,6 +78,11 @@ PIECES: list[tuple[str, dict[str, Any]]] = [
             "agents.loop_args.max_turns": 3,
         },
     ),
+    (
+        "{data: {train_files: a.jsonl}, actor_rollout_ref: {rollout: {multi_turn: {enable: true, "
+        "format: gpt-oss}}}}",
+        {"chat.tool_parser": "gpt_oss"},
+    ),
     ("{reward_model: {enable: true, model: {path: rm}}}", {"reward.reward_pretrain": "rm"}),
     (
         "{actor_rollout_ref: {actor: {strategy: megatron, megatron: {tensor_model_parallel_size: 4}}}}",
@@ -173,12 +178,30 @@ PIECES: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (
+        "{actor_rollout_ref: {actor: {optim: {min_lr_ratio: 0.1, weight_decay: 0.5}}}}",
+        {"learner.training_args": {"weight_decay": 0.5}},
+    ),
+    (
+        "{actor_rollout_ref: {actor: {optim: {min_lr_ratio: 0.1, warmup_style: cosine}}}}",
+        {"learner.training_args": {"min_lr_ratio": 0.1, "lr_scheduler_type": "cosine"}},
+    ),
+    (
         "{actor_rollout_ref: {actor: {optim: {optimizer: AdamW}}}}",
         {"learner.training_args.optimizer": "adamw"},
     ),
 ]
 
 UNMAPPED: list[tuple[str, str, str]] = [
+    (
+        "{actor_rollout_ref: {rollout: {val_kwargs: {do_sample: false, temperature: 0.6}}}}",
+        "actor_rollout_ref.rollout.val_kwargs.do_sample",
+        "temperature is not 0",
+    ),
+    (
+        "{actor_rollout_ref: {rollout: {do_sample: false}}}",
+        "actor_rollout_ref.rollout.do_sample",
+        "set the temperature to 0",
+    ),
     (
         "{data: {train_batch_size: 10}, actor_rollout_ref: {actor: {ppo_mini_batch_size: 3}}}",
         "actor_rollout_ref.actor.ppo_mini_batch_size",
@@ -225,6 +248,11 @@ UNMAPPED: list[tuple[str, str, str]] = [
 
 IDLE: list[tuple[str, str, str]] = [
     ("{actor_rollout_ref: {actor: {use_kl_loss: false, kl_loss_coef: 1}}}", "kl_loss_coef", "off"),
+    (
+        "{actor_rollout_ref: {rollout: {multi_turn: {format: hermes}}}}",
+        "multi_turn.format",
+        "multi_turn.enable is off",
+    ),
     ("{algorithm: {kl_penalty: kl}}", "algorithm.kl_penalty", "use_kl_in_reward is off"),
     ("{algorithm: {kl_ctrl: {kl_coef: 1}}}", "kl_ctrl.kl_coef", "use_kl_in_reward is off"),
     (

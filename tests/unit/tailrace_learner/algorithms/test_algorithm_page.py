@@ -165,6 +165,7 @@ def test_a_key_is_refused_where_nothing_reads_it_and_taken_where_something_does(
             "critic.shared with 2 ranks",
         ),
         ({"loss_aggregation": "seq_mean_token_sum_norm"}, "loss_norm_tokens"),
+        ({"loss_norm_tokens": 512}, "loss_norm_tokens is not read by loss_aggregation 'token_mean'"),
     ],
 )
 def test_impossible_settings_name_the_key(settings: dict[str, object], named: str) -> None:

@@ -28,7 +28,7 @@ from tests.unit.tailrace_learner.algorithms.loss_formulas import (
     Tokens,
     weights,
 )
-from tests.unit.tailrace_learner.factory import config, make_rows
+from tests.unit.tailrace_learner.factory import config, make_rows, of_aggregation
 
 TOLERANCE = 1e-6
 ALL = {**LOSSES, "sft": SFT}
@@ -205,7 +205,7 @@ AGGREGATED: dict[str, Callable[[list[list[float]]], float]] = {
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
 def test_an_aggregation_equals_its_formula_however_rows_are_parted(name: str) -> None:
-    settings = config(loss_aggregation=name, loss_norm_tokens=13)
+    settings = config(**of_aggregation(name))
     for seed in range(6):
         rows = make_rows(9, seed=seed)
         rng = np.random.default_rng(seed)

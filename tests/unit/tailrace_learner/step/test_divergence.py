@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 from torch import nn
 
+from tailrace_learner.adapters.observation import observe_step
 from tailrace_learner.core.algorithms.aggregation import AGGREGATIONS
 from tailrace_learner.core.algorithms.kl import KL_ESTIMATORS
 from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.model.reference import Reference
+from tailrace_learner.core.step.progress import Timing
 from tailrace_protos.base import as_float32, as_uint8, pack_float32
 from tailrace_protos.trajectory import TrajectoryGroup
 from tests.unit.tailrace_learner.algorithms.plain_pass import plain_outputs
@@ -25,10 +28,18 @@ from tests.unit.tailrace_learner.factory import (
     make_model,
     make_policy,
     make_rows,
+    of_aggregation,
     prepared_group,
     random_group,
 )
-from tests.unit.tailrace_learner.stepping import Stepper, distance, moved, shared_tokens, stepped
+from tests.unit.tailrace_learner.stepping import (
+    Stepper,
+    distance,
+    moved,
+    shared_tokens,
+    stepped,
+    weights,
+)
 
 GROUPS = [random_group(index) for index in range(4)]
 
@@ -177,6 +188,40 @@ def test_the_weight_never_turns_and_survives_a_step_of_nonsense() -> None:
     assert metrics["kl_coef"] == 0.1
 
 
+def step_with_nonsense(**settings: Any) -> tuple[bool, dict[str, float | None]]:
+    """Whether a step changed weights whose reference gave one row no numbers, and its metrics."""
+    stepper = Stepper(2, init_kl_coef=0.1, **settings)
+    before = weights(stepper.policy.parameters)
+    for each in GROUPS[:2]:
+        stepper.trainer.add(prepared_group(each, stepper.config))
+    row = stepper.rows[0]
+    row.ref_logprobs = np.full(len(row.targets), np.nan, np.float32)
+    stepper.trainer.work()
+    metrics = stepper.trainer.finish()
+    return not torch.equal(weights(stepper.policy.parameters), before), metrics
+
+
+@pytest.mark.parametrize("name", KL_ESTIMATORS)
+def test_a_loss_that_is_not_finite_changes_nothing_and_is_counted(name: Any) -> None:
+    """A clamp keeps NaN out of the gradient of the other terms, but not out of the loss."""
+    is_changed, metrics = step_with_nonsense(kl_estimator=name)
+    assert not is_changed
+    assert (metrics["num_updates"], metrics["num_skipped_updates"]) == (1, 1)
+
+
+def test_tokens_to_which_the_reference_gives_no_number_are_counted_in_each_step_once() -> None:
+    _, metrics = step_with_nonsense(ppo_epochs=2)
+    num_tokens = len(prepared_group(GROUPS[0], config()).rows[0].targets)
+    assert metrics["num_nonfinite_ref_tokens"] == num_tokens
+    assert metrics["num_skipped_updates"] == 2
+    assert stepped(GROUPS[:2], init_kl_coef=0.1).metrics["num_nonfinite_ref_tokens"] == 0
+    with capture_logs() as lines:
+        observe_step(3, Timing(0.0), metrics)
+    told = [(line["log_level"], line["step"], line["num_tokens"]) for line in lines]
+    assert told == [("error", 3, num_tokens)]
+    assert "learner.reference" in lines[0]["remedy"]
+
+
 class Traveller(nn.Module):
     """A model that only remembers where it was sent."""
 
@@ -247,8 +292,7 @@ def equal(given: TrajectoryGroup) -> TrajectoryGroup:
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_equal_groups_are_in_the_divisor_unless_they_are_skipped(aggregation: str) -> None:
     groups = [GROUPS[0], equal(GROUPS[1])]
-    settings: dict[str, Any] = {"loss_aggregation": aggregation}
-    settings |= {"loss_norm_tokens": 9} if aggregation == "seq_mean_token_sum_norm" else {}
+    settings = of_aggregation(aggregation)
     alone, counted = stepped(groups[:1], **settings), stepped(groups, **settings)
     skipped = stepped(groups, zero_variance_groups="skip", **settings)
     sizes = [

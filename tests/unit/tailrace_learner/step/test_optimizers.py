@@ -126,6 +126,17 @@ def test_an_optimizer_that_cannot_work_is_refused(
         checked(training_args=settings)
 
 
+@pytest.mark.parametrize("section", ["training_args", "critic.training_args"])
+def test_a_floor_of_a_rate_that_never_falls_is_refused(section: str) -> None:
+    def given(**args: Any) -> dict[str, Any]:
+        role = {"training_args": {"min_lr_ratio": 0.1, **args}}
+        return role if section == "training_args" else {"critic": role, "adv_estimator": "gae"}
+
+    with pytest.raises(ValueError, match=rf"^{section}.min_lr_ratio is not read with lr_sched"):
+        checked(**given())
+    checked(**given(lr_scheduler_type="cosine"))
+
+
 @pytest.mark.parametrize(
     ("name", "strategy", "message"),
     [

@@ -30,7 +30,12 @@ from tests.unit.tailrace_learner.algorithms.loss_formulas import (
     weights,
 )
 from tests.unit.tailrace_learner.algorithms.plain_pass import plain_outputs, shares, tokens_of
-from tests.unit.tailrace_learner.factory import config, make_double_policy, make_rows
+from tests.unit.tailrace_learner.factory import (
+    config,
+    make_double_policy,
+    make_rows,
+    of_aggregation,
+)
 
 TOLERANCE = 1e-6
 AGGREGATIONS = ("token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm")
@@ -80,7 +85,7 @@ def passes() -> list[dict[str, Any]]:
     cases = [*losses, *(plain | corrected for corrected in CORRECTED.values())]
     ways = cycle(AGGREGATIONS)
     return [
-        {**case, "proximal_logprobs": proximal, "loss_aggregation": next(ways)}
+        {**case, "proximal_logprobs": proximal, **of_aggregation(next(ways))}
         for proximal in ("recompute", "interpolate")
         for case in cases
     ]
@@ -95,7 +100,7 @@ def named(settings: dict[str, Any]) -> str:
 def test_a_pass_over_ragged_rows_gives_the_loss_and_gradient_that_numpy_does(
     world: World, settings: dict[str, Any]
 ) -> None:
-    common = {"loss_norm_tokens": 13, "entropy_loss_coef": 0.03, "max_tokens_per_micro_batch": 40}
+    common = {"entropy_loss_coef": 0.03, "max_tokens_per_micro_batch": 40}
     given = config(**common, **settings)
     policy, rows, sums = world.policy, [replace(row) for row in world.rows], MetricSums()
     runner = PassRunner(policy, LOSSES[given.loss], given, StartWeights(policy.parameters))

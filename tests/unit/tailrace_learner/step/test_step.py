@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 
 from tailrace_learner.config import TrainingArgs
 from tailrace_learner.core.batch.packing import pack
+from tailrace_learner.core.batch.ranks import OneRank
 from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.optimizer import SummedOptimizer, learning_rate_at
@@ -196,6 +199,32 @@ def test_gradients_that_are_not_finite_are_thrown_away_and_counted() -> None:
     metrics = trainer.finish()
     assert torch.equal(weights(policy.parameters), before)
     assert metrics["num_skipped_updates"] == 1
+
+
+class SickNeighbour(OneRank):
+    """Ranks of which another one has losses that are no numbers."""
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        return [value + math.nan for value in values]
+
+
+def test_a_loss_of_another_rank_that_is_not_finite_throws_the_update_away_here_too() -> None:
+    policy = make_policy()
+    before = weights(policy.parameters)
+    given = config(training_args=ARGS)
+    trainer = StepTrainer(
+        policy,
+        SummedOptimizer.of(policy.parameters, ARGS),
+        given,
+        groups_per_step=1,
+        max_steps=10,
+        ranks=SickNeighbour(),
+    )
+    trainer.begin(0)
+    trainer.add(groups(1)[0])
+    trainer.work()
+    assert trainer.finish()["num_skipped_updates"] == 1
+    assert torch.equal(weights(policy.parameters), before)
 
 
 def adamw(policy: PolicyModel, args: TrainingArgs, lr: float = 3e-3) -> torch.optim.AdamW:

@@ -191,6 +191,19 @@ def test_a_tracker_that_failed_begins_anew_with_all_rows(files: RunFiles) -> Non
     assert [row["step"] for row in Moody.made[-1].rows] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("key", ["eval/greedy/success_rate", "eval/tag/lake/pass@4"])
+def test_whatever_a_row_gets_later_reaches_the_tracker(key: str, files: RunFiles) -> None:
+    files.first_run()
+    feed = tensorboard_feed(files.run_dir, 3)
+    assert feed.deliver()
+    last = json.loads((files.run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    files.rows.rewind(2)
+    files.rows.append({**last, key: 0.75})
+    assert feed.deliver()
+    assert shown_curves(files.run_dir)[key] == [(3, 0.75)]
+    assert shown_curves(files.run_dir) == files.curves
+
+
 async def test_a_tracker_that_hangs_is_left_behind(
     files: RunFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,10 @@ class Plot:
     def close(self):
         self.file.close()
 
+class Typed(Plot):
+    def __init__(self, run: "RunConfig", *, path: str, scale: float = 1.0, colour: "Colour" = ""):
+        super().__init__(run, path=path, scale=scale)
+
 class NoFlush:
     def __init__(self, run): ...
     def write(self, row): ...
@@ -96,8 +100,11 @@ def test_the_console_shows_the_known_numbers_among_its_keys(
     assert "kl" not in last
 
 
-def test_a_class_of_a_users_file_is_a_tracker(files: RunFiles, own_module: str, tmp_path: Path) -> None:
-    fed(files, f"{own_module}:Plot", {"path": str(tmp_path / "plot"), "scale": 2})
+@pytest.mark.parametrize("name", ["Plot", "Typed"])  # the latter has types for type checkers alone
+def test_a_class_of_a_users_file_is_a_tracker(
+    name: str, files: RunFiles, own_module: str, tmp_path: Path
+) -> None:
+    fed(files, f"{own_module}:{name}", {"path": str(tmp_path / "plot"), "scale": 2})
     assert (tmp_path / "plot").read_text() == "unit\n0 20\n1 22\n2 24\n3 26\n"
 
 
@@ -111,6 +118,7 @@ def test_a_class_of_a_users_file_is_a_tracker(files: RunFiles, own_module: str, 
         ("my_trackers:Plot", {}, r"Plot\.path is missing"),
         ("my_trackers:Plot", {"path": "p", "scala": 1.0}, "did you mean 'scale'"),
         ("my_trackers:Plot", {"path": "p", "scale": "big"}, r"scale: Expected `float`, got `str`"),
+        ("my_trackers:Typed", {"path": "p", "colour": "red"}, "colour: .*'Colour' is not defined"),
         ("wandb", {"project": "p", "mode": "often"}, r"learner\.trackers\.wandb\.mode: Invalid enum"),
         ("tensorboard", {"folder": "f"}, "takes no such argument: it takes none"),
     ],

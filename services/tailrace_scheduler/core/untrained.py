@@ -1,0 +1,48 @@
+"""Causes for which a step changed no weight, each with a remedy (pure)."""
+
+from collections.abc import Mapping
+
+_OF_REFERENCE = "num_nonfinite_ref_tokens"
+
+# Reasons for a group without a trained token: the learner's metric or drop reason, and a remedy.
+REMEDIES = {
+    "zero_variance": "all episodes of a group had the same reward: check the reward, choose tasks that "
+    "the model solves sometimes, raise group_size or the sampling temperature",
+    "too_few_valid": "groups had too few valid episodes: mend the failures, or lower "
+    "scheduler.min_valid",
+    "stale": "tokens were older than max_staleness: raise max_staleness or lower the number of "
+    "concurrent episodes",
+    _OF_REFERENCE: "the reference's log-probabilities were not finite: check the weights "
+    "of learner.reference, and learner.model_args.dtype",
+    "skipped": "loss or gradients were not finite and all updates were skipped: lower "
+    "learner.training_args.learning_rate, check learner.model_args.dtype and the rewards",
+    "num_stale_tokens": "tokens were older than max_staleness: raise max_staleness",
+    "num_nonfinite_rewards": "rewards were not finite, or beyond 1e12: check the reward",
+    "num_nonfinite_tokens": "the engine's log-probabilities were not finite: check the model's dtype",
+    "num_malformed_episodes": "episodes were malformed: agents and learner must have the same version",
+    "num_quarantined_tokens": "inference servers sampled with wrong weights: see learner.max_mismatch",
+    "num_overlong_rows": "rows were longer than the model reads: lower agents.max_episode_tokens",
+    "num_masked_episodes": "episodes were cut off by a limit and learner.over_budget_episodes masks "
+    "them: raise agents.generating_args.max_new_tokens or the limit of turns",
+    "num_unrewarded_rows": "conversations were given no reward: see agents.workflow.reward_scope",
+}
+OTHER_CAUSE = "no token of them could be trained: see the metrics num_* of the steps"
+
+
+def untrained_cause(metrics: Mapping[str, float | None]) -> str | None:
+    """Returns the cause for which a step changed no weight; None if it did, or if that is unknown."""
+    num_tokens = metrics.get("num_trained_tokens")
+    if num_tokens is None:
+        return None
+    counts = {name: count or 0.0 for name, count in metrics.items()}
+    if num_tokens:
+        if not 0 < counts.get("num_updates", 0.0) <= counts.get("num_skipped_updates", 0.0):
+            return None
+        return _OF_REFERENCE if counts.get(_OF_REFERENCE) else "skipped"
+    of_groups = {
+        name: counts.get(f"num_groups_{name}", 0.0) for name in ("zero_variance", "too_few_valid")
+    }
+    largest = max(of_groups, key=lambda name: of_groups[name])
+    if of_groups[largest] * 2 >= counts.get("num_groups", 0.0):
+        return largest
+    return next((name for name in REMEDIES if counts.get(name)), "other")
