@@ -2,6 +2,7 @@
 
 A group is solved if all its valid episodes succeed: the task reported a success of 1, or it reports
 none and the reward is at least 1. A group that is not known counts as unsolved.
+Nine of ten are enough: a policy that always does the same fails at a few tasks.
 """
 
 from collections.abc import Iterable
@@ -18,17 +19,12 @@ class SolvedGroups:
     def __init__(self) -> None:
         self._open: dict[str, bool] = {}  # whether all valid episodes of it have succeeded so far
         self._closed: dict[str, bool] = {}
-        self._num_solved = self._num_unsolved = 0
-
-    @property
-    def num_solved(self) -> int:
-        """Solved ones of them."""
-        return self._num_solved
+        self.num_solved = self._num_unsolved = 0
 
     @property
     def are_solved(self) -> bool:
-        """Tell whether nearly all are: a policy that always does the same fails at a few tasks."""
-        return 0 < self._num_solved >= SOLVED_SHARE * (self._num_solved + self._num_unsolved)
+        """Tell whether nearly all of them are solved."""
+        return 0 < self.num_solved >= SOLVED_SHARE * (self.num_solved + self._num_unsolved)
 
     def settled(self, body: EpisodeSettled) -> None:
         """Take an episode of training."""
@@ -45,13 +41,13 @@ class SolvedGroups:
         """Count groups of which no token was trained."""
         for group_id in group_ids:
             if self._closed.get(group_id, False):
-                self._num_solved += 1
+                self.num_solved += 1
             else:
                 self._num_unsolved += 1
 
     def begin_again(self) -> None:
         """Count anew: a token was trained."""
-        self._num_solved = self._num_unsolved = 0
+        self.num_solved = self._num_unsolved = 0
 
 
 def _succeeds(body: EpisodeSettled) -> bool:

@@ -81,16 +81,16 @@ def is_no_responders(message: Msg) -> bool:
     return not message.data and (message.headers or {}).get("Status") == NO_RESPONDERS
 
 
-def header_text(text: str, max_chars: int) -> str:
+def header_text(text: str) -> str:
     """Returns a text as a header takes it: one line, UTF-8 (a lone surrogate is not), cut."""
-    return " ".join(text[:max_chars].split()).encode(errors="replace").decode()
+    return " ".join(text[:MAX_REASON_CHARS].split()).encode(errors="replace").decode()
 
 
 def error_headers(error: CallFailedError) -> Headers:
     """Encodes an error as reply headers."""
     headers = {
         CODE_HEADER: _STATUS[error.code],
-        REASON_HEADER: header_text(error.reason, MAX_REASON_CHARS),
+        REASON_HEADER: header_text(error.reason),
         KIND_HEADER: error.code.value,
     }
     if error.retry_after_s > 0:

@@ -144,7 +144,6 @@ SUBJECT_HEADER = "Tailrace-Dead-Subject"
 ERROR_HEADER = "Tailrace-Dead-Error"
 REASON_HEADER = "Tailrace-Dead-Reason"
 DELIVERIES_HEADER = "Tailrace-Dead-Deliveries"
-MAX_REASON_CHARS = 500
 
 
 class DeliveryInfo(NamedTuple):
@@ -175,7 +174,7 @@ class DeadLetters:
         """Stores a copy of `message` under `subject`; the caller then terminates the original."""
         info = DeliveryInfo.of(message.reply)
         kind = type(error).__name__ if isinstance(error, Exception) else "TooManyDeliveries"
-        reason = header_text(str(error), MAX_REASON_CHARS)
+        reason = header_text(str(error))
         log.error(
             "dead letter", subject=message.subject, seq=info.stream_seq, error=kind, reason=reason
         )

@@ -12,7 +12,7 @@ import pytest
 
 from tailrace.bus import Bus, StreamLimits
 from tailrace.bus.feed import PullFeed
-from tailrace.runtime import Delivery
+from tailrace.runtime import Delivery, Service
 from tailrace_protos import subjects
 from tailrace_protos.control import AgentActivity, LeaseReply, LeaseRequest, ServerState, ServerStatus
 from tailrace_protos.episode import EpisodeTask
@@ -199,18 +199,24 @@ async def test_a_process_that_starts_before_nats_waits_for_it(
     await bus.close()
 
 
-async def test_a_drain_without_nats_ends_in_time(own_server: ServerProcess, own_bus: Bus) -> None:
-    service = make_service(own_server.url, own_bus.run, drain_s=0.2)
+async def working(server: ServerProcess, bus: Bus, drain_s: float) -> tuple[Service, asyncio.Task[int]]:
+    """A service with an episode at hand that never ends."""
+    service = make_service(server.url, bus.run, drain_s=drain_s)
     started = asyncio.Event()
 
     async def work(_: EpisodeTask, __: Delivery) -> None:
         started.set()
         await asyncio.Event().wait()
 
-    service.pull(subjects.episodes_stream(own_bus.run), "train", EpisodeTask, work, max_in_flight=8)
-    await own_bus.publish_durable_many(outgoing(own_bus.run, range(1)))
+    service.pull(subjects.episodes_stream(bus.run), "train", EpisodeTask, work, max_in_flight=8)
+    await bus.publish_durable_many(outgoing(bus.run, range(1)))
     task = asyncio.create_task(service.serve())
     await asyncio.wait_for(started.wait(), 10)
+    return service, task
+
+
+async def test_a_drain_without_nats_ends_in_time(own_server: ServerProcess, own_bus: Bus) -> None:
+    service, task = await working(own_server, own_bus, drain_s=0.2)
     await asyncio.to_thread(own_server.kill)
     await eventually(lambda: not service.bus.connection.is_connected)
     service.stop("test")
@@ -220,19 +226,9 @@ async def test_a_drain_without_nats_ends_in_time(own_server: ServerProcess, own_
 async def test_work_in_flight_when_nats_closes_for_good_ends_without_stray_errors(
     own_server: ServerProcess, own_bus: Bus, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    service = make_service(own_server.url, own_bus.run, drain_s=0.1)
-    started = asyncio.Event()
     stray: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
-
-    async def work(_: EpisodeTask, __: Delivery) -> None:
-        started.set()
-        await asyncio.Event().wait()
-
-    service.pull(subjects.episodes_stream(own_bus.run), "train", EpisodeTask, work, max_in_flight=8)
-    await own_bus.publish_durable_many(outgoing(own_bus.run, range(1)))
-    task = asyncio.create_task(service.serve())
-    await asyncio.wait_for(started.wait(), 10)
+    service, task = await working(own_server, own_bus, drain_s=0.1)
     await service.bus.connection.client.close()  # as after a refusal by the server
     assert await asyncio.wait_for(task, 10) == 1
     gc.collect()
