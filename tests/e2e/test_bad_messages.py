@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from tailrace.bus import Bus, OversizedMessageError, flush
 from tailrace.bus.calls import CODE_HEADER, REASON_HEADER
 from tailrace.config import Endpoints
+from tailrace_cli.cluster.servers import MAX_MESSAGE_BYTES
 from tailrace_protos import subjects
 from tailrace_protos.base import Message, decode, encode
 from tailrace_protos.control import AgentActivity, DrainRequest, LeaseReport, LeaseRequest
@@ -32,7 +33,6 @@ from tests.e2e.runs import command
 
 RUN = "noisy"
 SERVER = "inference"
-MAX_PAYLOAD = 1 << 20
 MAX_STEPS = 60
 GROUP_THAT_NEVER_WAS = "stranger"
 
@@ -76,8 +76,8 @@ def nonsense(target: Target) -> Iterator[bytes]:
     yield encode(target.sample)[:-1]
     yield encode(target.sample)[: len(encode(target.sample)) // 2]
     yield msgspec.msgpack.encode({"type": "no_type", "x": [1, 2, 3]})
-    yield random.Random(1).randbytes(MAX_PAYLOAD - 8192)
-    yield b"\xc1" * MAX_PAYLOAD
+    yield random.Random(1).randbytes(MAX_MESSAGE_BYTES - 8192)
+    yield b"\xc1" * MAX_MESSAGE_BYTES
 
 
 class Users:
@@ -159,10 +159,12 @@ async def exceed_the_limit(users: Users) -> None:
     """A message over the server's limit: refused here; by the server where somebody sends it anyhow."""
     bus = await users.bus("agents")
     with pytest.raises(OversizedMessageError, match="claim check"):
-        await bus.connection.publish(subjects.activity(RUN), b"x" * (MAX_PAYLOAD + 1))
+        await bus.connection.publish(subjects.activity(RUN), b"x" * (MAX_MESSAGE_BYTES + 1))
     reader, writer = await asyncio.open_connection(users.host, int(users.port))
     login = json.dumps({"user": "agents", "pass": users.password("agents"), "verbose": False})
-    writer.write(f"CONNECT {login}\r\nPUB {subjects.activity(RUN)} {MAX_PAYLOAD + 1}\r\n".encode())
+    writer.write(
+        f"CONNECT {login}\r\nPUB {subjects.activity(RUN)} {MAX_MESSAGE_BYTES + 1}\r\n".encode()
+    )
     said = await asyncio.wait_for(reader.read(-1), 10)
     assert b"Maximum Payload" in said
     writer.close()

@@ -171,6 +171,8 @@ def run_ranks(args: StrategyArgs, drain_s: float, module: str, argv: Sequence[st
     )
     watch = None
     if not is_one:
+        # Torch sets it below. A new variable moves the environment, which the watch's thread may read.
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = launch.signals_to_handle
         told = end_when_told()
         log.info("waits for the other nodes", node=nodes.rank, num_nodes=nodes.num, master=nodes.master)
         watch = NodeWatch(nodes, told)

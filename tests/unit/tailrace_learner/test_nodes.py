@@ -14,10 +14,15 @@ from tailrace_learner.adapters.launch import AGENT_PID
 from tests.world.learner_nodes import node_environment
 from tests.world.servers import free_port
 
-AGENT = """
-import sys
+MOVED_ENVIRONMENT = 7  # exit code of an agent that adds a variable while other threads may read
+AGENT = f"""
+import os, sys, threading
 from tailrace_learner.adapters.launch import run_ranks
 from tailrace_learner.config_execution import StrategyArgs
+def watch(event, of):
+    if event == "os.putenv" and of[0].decode() not in os.environ and threading.active_count() > 1:
+        os._exit({MOVED_ENVIRONMENT})
+sys.addaudithook(watch)
 sys.exit(run_ranks(StrategyArgs(num_ranks=2), 60.0, "meeting", sys.argv[1:]))
 """
 RANK = """
