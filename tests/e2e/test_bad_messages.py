@@ -50,7 +50,7 @@ class Target:
 def targets() -> list[Target]:
     """Every subject of the protocol that a service listens on."""
     episode = EpisodeTask("stranger.0", GROUP_THAT_NEVER_WAS, 0, 0, "train", EnvTask("none", 1), 1e12)
-    stray = AbortRequest("never-started")
+    stray = AbortRequest(("never-started",))
     return [
         Target(subjects.lease(RUN), "agents", LeaseRequest("w", ("e",), (1,)), answers=True),
         Target(subjects.lease_report(RUN), "agents", LeaseReport("w", ("e",), {"nobody": 3})),

@@ -23,8 +23,7 @@ from tailrace_protos.event import (
     TaskSolved,
 )
 from tailrace_scheduler.config import SchedulerConfig
-from tailrace_scheduler.core.solved import SolvedGroups
-from tailrace_scheduler.core.untrained import OTHER_CAUSE, REMEDIES, untrained_cause
+from tailrace_scheduler.core.untrained import OTHER_CAUSE, REMEDIES, SolvedGroups, untrained_cause
 
 FAILED_SHARE = 0.9
 SOLVED_SUCCESS = 0.9

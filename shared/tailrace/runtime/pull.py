@@ -180,8 +180,7 @@ class PullActor(Generic[M]):
         traceparent = message.headers.get(tracing.HEADER, "") if message.headers else ""
         try:
             with tracing.carried(traceparent):
-                work = spec.handler(decoded, delivery)
-                result = await self._guard.run(self.where, work, expected=(HandBack,))
+                result = await self._call(spec.handler(decoded, delivery))
         except HandBack as order:
             await self._settlement.hand_back(message, delivery, order.delay_s)
             return "handed_back"
@@ -196,6 +195,18 @@ class PullActor(Generic[M]):
             return "dead"
         await self._settlement.retry(delivery)
         return "failed"
+
+    async def _call(self, work: Awaitable[None]) -> Failure | None:
+        """Runs a handler; one that cancels its own task fails, as only a drain cancels handlers."""
+        try:
+            return await self._guard.run(self.where, work, expected=(HandBack,))
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if self._draining or task is None:
+                raise
+            while task.uncancel():
+                pass
+            return self._guard.record(self.where, error)
 
     def _remember(self, delivery: Delivery) -> None:
         self._acknowledged[_place_of(delivery)] = None

@@ -193,6 +193,28 @@ async def test_a_handler_that_awaits_a_cancelled_task_is_not_called_for_ever(
     assert (letter.headers or {})["Tailrace-Dead-Reason"] == "CancelledError: CancelledError"
 
 
+async def test_a_handler_that_cancels_its_own_task_fails_and_is_not_called_for_ever(
+    run_bus: Bus, nats_server: ServerProcess
+) -> None:
+    service = make_service(nats_server.url, run_bus.run)
+    deliveries: list[int] = []
+
+    async def handler(_: EpisodeTask, delivery: Delivery) -> None:
+        deliveries.append(delivery.num_delivered)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        task.cancel()
+        await asyncio.sleep(60)
+
+    pull(service, run_bus, handler, max_deliveries=2)
+    async with serving(service):
+        await run_bus.publish_durable_many(outgoing(run_bus.run, range(1)))
+        await dead_letter(run_bus)
+    assert deliveries == [1, 2]
+    assert await num_queued(run_bus) == 0
+
+
 async def test_a_dead_letter_takes_a_reason_that_is_no_text(
     run_bus: Bus, nats_server: ServerProcess
 ) -> None:
