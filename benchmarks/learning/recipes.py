@@ -86,7 +86,8 @@ RECIPES = (
             "learner.entropy_loss_coef=0.1",
             "max_steps=90",
         ),
-        remark="Seed 2 crosses one held-out lake of 247 less than the player that avoids the next hole.",
+        remark="Seed 2 crosses one held-out lake of 247 less than the player that avoids the next "
+        "hole.",
     ),
     Recipe(
         "lake_4x4_view",
@@ -101,8 +102,8 @@ RECIPES = (
         LARGE_LAKE,
         begins_with="lake_4x4_view",
         remark="What 4x4 lakes taught crosses a third to six tenths of these lakes before a large "
-        "lake is ever rewarded; the gain counts from there. Seed 3 begins lowest, and still rises at its "
-        "end; more steps would take seed 2 beyond ten minutes.",
+        "lake is ever rewarded; the gain counts from there. Seed 3 begins lowest, and still rises at "
+        "its end; more steps would take seed 2 beyond ten minutes.",
     ),
     Recipe("sokoban_gigpo", "Sokoban", "gigpo, step-wise rows", SOKOBAN),
     Recipe("webshop_gigpo", "WebShop", "gigpo, step-wise rows", WEBSHOP),
