@@ -156,7 +156,7 @@ class Sampler:
             budgets,
             left,
             call.sampling.applied_to(session.sampling),
-            session.num_calls + len(session.calls) - 1,
+            session.number_call(),
             opening,
             running,
             guide,

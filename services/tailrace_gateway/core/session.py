@@ -48,6 +48,7 @@ class Session:
         self.calls: set[InFlightCall] = set()
         self.by_name: dict[str, InFlightCall] = {}  # calls in flight by name, for retries
         self._nodes: dict[str, LedgerNode] = {}  # in the order of recording
+        self._next_number = 0  # of a call
 
     @property
     def session_id(self) -> str:
@@ -58,6 +59,12 @@ class Session:
     def num_calls(self) -> int:
         """Number of calls in the ledger; each choice counts."""
         return len(self._nodes)
+
+    def number_call(self) -> int:
+        """Return the number of a new call, which no call that this replica knows has."""
+        number = max(self._next_number, self.num_calls)
+        self._next_number = number + 1
+        return number
 
     @property
     def last_call_id(self) -> str:
