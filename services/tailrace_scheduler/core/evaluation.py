@@ -4,13 +4,14 @@ The first one (weights of the run's first step, before any training) and the las
 `max_steps`, after all training) play the whole fixed set; those in between, every `eval_steps`, play a
 prefix of it while training goes on, or waits for it (`pin_evaluations`). An evaluation starts when
 every healthy server serves weights at least as new as its step's. A learner that resumes at step s
-takes back the evaluations of later steps. Training that ends early (`end_at`) has its last evaluation
-there, beside an evaluation of the same weights with fewer tasks.
+takes back the evaluations of later steps; a restart takes back those under way that other settings
+planned. Training that ends early (`end_at`) has its last evaluation there, beside an evaluation of the
+same weights with fewer tasks.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -107,15 +108,22 @@ class Evaluation:
     greedy: TaggedTally = field(default_factory=TaggedTally)
 
     def settle(self, event: EpisodeSettled) -> None:
-        """Count an episode, once."""
-        if event.episode_id in self.settled:
+        """Count an episode, once; one that other settings planned is left out."""
+        place = int(event.group_id.rpartition(".")[2])
+        if event.episode_id in self.settled or place >= len(self.groups):
             return
         self.settled.add(event.episode_id)
-        group = self.groups[int(event.group_id.rpartition(".")[2])]
+        group = self.groups[place]
         tally = self.greedy if group.task.greedy else self.sampled
         tally.tags[group.name].count(event)
         if group.name == self.headline or not self.headline:
             tally.all_tags.count(event)
+
+    def has_planned(self, plan: GroupPlan) -> bool:
+        """Tell whether the group is one of this evaluation as it is set now."""
+        place = int(plan.group_id.rpartition(".")[2])
+        planned = self.groups[place] if place < len(self.groups) else None
+        return planned is not None and plan.tasks == (planned.task,) * planned.num_samples
 
     def result(self) -> EvaluationFinished:
         """Means over the valid episodes, of the run and of each tag or named evaluation."""
@@ -131,6 +139,10 @@ class Evaluation:
             greedy=self.greedy.all_tags.means() if self.greedy.tags else None,
             greedy_tags=self.greedy.tag_means(),
         )
+
+
+def _num_episodes(groups: Sequence[EvalGroup]) -> int:
+    return sum(one.num_samples for one in groups)
 
 
 def evaluation_of(group_id: str) -> str:
@@ -154,6 +166,7 @@ class EvaluationPlan:
         self._interim: set[int] = set()  # steps whose evaluation is between the first and the last
         self._replaced = ""  # id of an evaluation that is repeated with all tasks
         self._reported: set[str] = set()  # evaluation ids whose result was decided
+        self._taken_back: set[str] = set()  # ids of evaluations that other settings planned
 
     @property
     def settled_all(self) -> bool:
@@ -190,6 +203,29 @@ class EvaluationPlan:
         self.reached(step)
         return frozenset(late.values())
 
+    def begin_again(self, open_groups: Collection[GroupPlan]) -> frozenset[str]:
+        """Return the evaluations under way that are taken back after a restart: their tasks or samples
+        are not those of the settings now, and another evaluation of the same step follows."""
+        plans: defaultdict[str, list[GroupPlan]] = defaultdict(list)
+        for plan in open_groups:
+            plans[evaluation_of(plan.group_id)].append(plan)
+        changed = [
+            one
+            for name, one in self._running.items()
+            if one.event.num_episodes != _num_episodes(self._planned(one.event.is_interim))
+            or not all(map(one.has_planned, plans[name]))
+        ]
+        for one in changed:
+            name, step = one.event.evaluation_id, one.event.step
+            del self._running[name]
+            if self._started.get(step) == name:
+                del self._started[step]
+                self._interim.discard(step)
+                self.reached(step)
+        names = frozenset(one.event.evaluation_id for one in changed)
+        self._taken_back |= names
+        return names
+
     def reached(self, step: int) -> None:
         """Weights of `step` exist."""
         if self.is_due(step) and step not in self._started:
@@ -220,11 +256,14 @@ class EvaluationPlan:
             return None
         is_interim = not self._is_end(step)
         name = f"e{step}-v{version}"
+        name = f"{name}-full" if name == self._replaced else name
+        while name in self._taken_back:
+            name = f"{name}-again"
         return EvaluationStarted(
-            evaluation_id=f"{name}-full" if name == self._replaced else name,
+            evaluation_id=name,
             step=step,
             policy_version=version,
-            num_episodes=sum(one.num_samples for one in self._planned(is_interim)),
+            num_episodes=_num_episodes(self._planned(is_interim)),
             is_interim=is_interim,
         )
 
@@ -241,8 +280,10 @@ class EvaluationPlan:
 
     def started(self, event: EvaluationStarted) -> None:
         """Take note of a start, decided now or read from the log after a restart."""
-        if self._started.get(event.step) == event.evaluation_id:
+        before = self._started.get(event.step, "")
+        if before == event.evaluation_id:
             return
+        self._running.pop(before, None)  # it was taken back
         self._started[event.step] = event.evaluation_id
         self._pending.discard(event.step)
         if event.is_interim:

@@ -139,6 +139,7 @@ class SchedulerCore:
             self._end.is_finished = False
         self._train_groups.next_index = max(next_group_index, self._lineage.next_group_index)
         lineage = self._lineage
+        self._stale_evaluations |= self._evaluations.begin_again(open_groups)
         self._flow.adopt(open_groups, queued, lineage.step, now_s, lineage.waiting)
         return [
             AdmitGroup(plan)
@@ -338,7 +339,7 @@ class SchedulerCore:
         if not self._stale_evaluations:
             return []
         stale, self._stale_evaluations = self._stale_evaluations, set()
-        reason = "the learner resumed from an earlier step"
+        reason = "its evaluation was taken back: the learner went back, or settings have changed"
         return self._groups.cancel("eval", reason, lambda group: evaluation_of(group) in stale)
 
     def _end_run(self, now_s: float) -> list[Decision]:
