@@ -98,12 +98,13 @@ def logs(
         releases.logs(cluster, run, process, lines, follow, stdout)
         return
     found = find_run(run, output_dir)
-    ends = {file: file.stat().st_size for file in _log_files(found, process)}
+    files = _log_files(found, process)
+    ends = {file: _end_of(file, 0, is_torn=not follow) for file in files}
     parts = [_read(file, max(0, end - _TAIL_BYTES), end) for file, end in ends.items()]
     merged = sorted((line for part in parts for line in part), key=lambda line: line[0])
     print_log(stdout, merged[-lines:] if lines else ())
     if follow:
-        _follow(found, ends)
+        _follow(found, process, ends)
 
 
 def _log_files(run: RunFolder, process: str) -> list[Path]:
@@ -114,16 +115,29 @@ def _log_files(run: RunFolder, process: str) -> list[Path]:
     return files
 
 
-def _follow(run: RunFolder, ends: dict[Path, int]) -> None:
-    """Print what is written behind `ends` (bytes) until the run ends."""
+def _follow(run: RunFolder, process: str, ends: dict[Path, int]) -> None:
+    """Print what is written behind `ends` (bytes), also by processes that start meanwhile, until the
+    run ends."""
     is_over = False
     while not is_over:
         is_over = not run.holder
-        for file, start in ends.items():
-            ends[file] = file.stat().st_size
+        for file in sorted(run.logs_dir.glob(f"{process}*.log")):
+            start = ends.get(file, 0)
+            ends[file] = _end_of(file, start, is_torn=is_over)
             print_log(stdout, _read(file, start, ends[file]))
         if not is_over:
             time.sleep(_POLL_S)
+
+
+def _end_of(file: Path, start: int, *, is_torn: bool) -> int:
+    """End of the file (bytes), or unless `is_torn`, of its last complete line behind `start`."""
+    with file.open("rb") as stream:
+        end = stream.seek(0, os.SEEK_END)
+        if is_torn:
+            return end
+        begin = stream.seek(max(start, end - _TAIL_BYTES))
+        place = stream.read(end - begin).rfind(b"\n")
+    return start if place < 0 else begin + place + 1
 
 
 def _read(file: Path, start: int, end: int) -> Iterator[tuple[str, Text]]:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from tailrace.config import ConfigError
 from tailrace_cli.__main__ import app, main
+from tailrace_cli.cluster.local import take_lock
 from tailrace_cli.commands.init import examples_folder
 from tailrace_cli.run_folders import RunFolder, find_run
 from tailrace_protos.event import (
@@ -231,6 +232,36 @@ def test_logs_of_all_processes_are_merged_by_time_and_cut_to_the_newest(tmp_path
         "00:00:03 learner      third step=[7]",
     ]
     assert "second" not in run("logs", str(folder), "learner")
+
+
+def test_following_logs_shows_whole_lines_and_processes_that_start_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path, STARTED)
+    agents, learner = (folder / "logs" / f"{name}.log" for name in ("agents", "learner"))
+    torn = line(2, "second")
+    agents.write_text(line(1, "first") + torn[:20])
+    lock = take_lock(folder / "state")
+
+    def append(file: Path, text: str) -> None:
+        with file.open("a") as output:
+            output.write(text)
+
+    events = iter(
+        (
+            lambda: append(agents, torn[20:30]),
+            lambda: append(agents, torn[30:]),
+            lambda: append(learner, line(3, "third")),
+            lock.close,
+        )
+    )
+    monkeypatch.setattr("tailrace_cli.commands.runs.time.sleep", lambda _: next(events)())
+    told = run("logs", str(folder), "-f").splitlines()
+    assert [each.split()[1:3] for each in told] == [
+        ["agents", "first"],
+        ["agents", "second"],
+        ["learner", "third"],
+    ]
 
 
 def test_following_logs_ends_with_the_run(tmp_path: Path) -> None:
