@@ -100,15 +100,16 @@ async def run_to_end(
     """Runs one episode; every exception becomes a typed end. Cancellation passes through."""
     name = f"{type(workflow).__name__}.run"
     try:
-        with foreign_code(name):
-            returned = await workflow.run(data, **accepted(workflow.run, offered))
+        try:
+            with foreign_code(name):
+                returned = await workflow.run(data, **accepted(workflow.run, offered))
+        except ForeignCodeError as failure:
+            return _end_of(failure)
         return WorkflowEnd(Outcome.OK, rewards=rewards_of(returned, name))
     except WorkflowReturnError as error:
         return WorkflowEnd(Outcome.INFRA_FAILURE, str(error))
     except (SystemExit, KeyboardInterrupt) as error:
         return WorkflowEnd(Outcome.INFRA_FAILURE, f"{name} tried to end its process: {error!r}")
-    except ForeignCodeError as failure:
-        return _end_of(failure)
 
 
 def rewards_of(returned: object, name: str) -> dict[str, float]:
@@ -132,7 +133,10 @@ def rewards_of(returned: object, name: str) -> dict[str, float]:
 
 
 def _finite(reward: Any, name: str) -> float:
-    value = float(reward)
+    try:
+        value = float(reward)
+    except OverflowError:  # an integer beyond floats
+        value = math.inf
     if not math.isfinite(value):
         raise WorkflowReturnError(f"{name} returned {value}: rewards must be finite")
     return value
@@ -141,6 +145,7 @@ def _finite(reward: Any, name: str) -> float:
 def _end_of(failure: ForeignCodeError) -> WorkflowEnd:
     error = failure.error
     if isinstance(error, PolicyFailureError):
-        return WorkflowEnd(Outcome.POLICY_FAILURE, error.reason, {"": error.reward})
+        rewards = rewards_of(error.reward, type(error).__name__)
+        return WorkflowEnd(Outcome.POLICY_FAILURE, str(error.reason), rewards)
     outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.INFRA_FAILURE
     return WorkflowEnd(outcome, str(failure) + place_of(error))

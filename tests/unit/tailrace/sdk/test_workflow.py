@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -45,6 +46,7 @@ async def test_a_dict_holds_rewards_by_completion_id() -> None:
         ("0.5", "returned str"),
         (float("nan"), "returned nan: rewards must be finite"),
         ({"c1": float("inf")}, "returned inf"),
+        (10**400, "returned inf"),
         ({}, "returned an empty dict"),
         ({"c1": "1"}, "returned a dict of str to str"),
         ({1: 1.0}, "returned a dict of int to float"),
@@ -75,6 +77,20 @@ async def test_what_it_raises_becomes_a_typed_end(
     assert end.outcome is outcome
     assert reason in end.reason
     assert bool(end.rewards) == end.outcome.is_valid
+
+
+async def test_a_policy_failure_has_a_plain_number_and_a_text() -> None:
+    reason: Any = ValueError("no answer")
+    end = await end_of(PolicyFailureError(reason, np.float32(0.25)))  # type: ignore[arg-type]
+    assert end == WorkflowEnd(Outcome.POLICY_FAILURE, "no answer", {"": 0.25})
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(end), type=WorkflowEnd) == end
+
+
+@pytest.mark.parametrize("reward", [float("nan"), None, "0.5"])
+async def test_a_policy_failure_without_a_number_is_an_infrastructure_failure(reward: Any) -> None:
+    end = await end_of(PolicyFailureError("gave up", reward))
+    assert end.outcome is Outcome.INFRA_FAILURE
+    assert "PolicyFailureError returned" in end.reason
 
 
 async def test_the_reason_names_the_line_that_raised() -> None:
