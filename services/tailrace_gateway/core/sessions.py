@@ -124,23 +124,26 @@ class Sessions:
         session = self._sessions.get(session_id)
         return None if session is None else self._in_use(session)
 
-    async def refresh(self, session_id: str, answer: str = "") -> tuple[Session, bytes | None]:
+    async def refresh(
+        self, session_id: str, answer: str = "", *, may_be_old: bool = True
+    ) -> tuple[Session, bytes | None]:
         """Return the session with everything that any replica recorded, and the recorded answer if any.
 
-        Raise `SessionOverError` if the session is closed, `SessionCorruptedError` if it is corrupted.
+        `may_be_old`: while the store is unavailable, return what this replica knows. Raise
+        `SessionOverError` if the session is closed, `SessionCorruptedError` if it is corrupted.
         """
         session = self._sessions.get(session_id)
         num_known = session.num_read if session is not None else 0
         try:
             stored = await self._store.read(session_id, num_known, answer)
         except StoreError as error:
-            if session is None:
+            if session is None or not may_be_old:
                 raise _store_error(error) from error
             metrics.STALE_READS.inc()
             return self._in_use(session), None
         if session is not None and not self._is_kept(session, stored):
             # The store told only what `session` did not know: read everything.
-            return await self.refresh(session_id, answer)
+            return await self.refresh(session_id, answer, may_be_old=may_be_old)
         if stored is None:
             raise SessionOverError(f"the session {session_id!r} was closed")
         try:
@@ -178,9 +181,12 @@ class Sessions:
         return self._sessions.get(session.session_id) is session
 
     async def load(self, session_id: str) -> Session | None:
-        """Return the session with its whole log, open or finished; None if there is none."""
+        """Return the session with its whole log, open or finished; None if there is none.
+
+        Raise `UnavailableError` while the store is away: another replica may have recorded more.
+        """
         try:
-            session, _ = await self.refresh(session_id)
+            session, _ = await self.refresh(session_id, may_be_old=False)
         except SessionOverError:
             return None
         return session
