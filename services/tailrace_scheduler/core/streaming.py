@@ -7,7 +7,6 @@ settlement.
 """
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from msgspec.structs import replace
@@ -61,7 +60,8 @@ class StreamFeed:
         self._rooms: dict[Phase, int] = {}
         self._decided: list[StreamDecision] = []  # not fetched yet
         self._granted: dict[str, str] = {}  # server of each turn that waits for an answer, by episode
-        self._turns: Counter[str] = Counter()  # of episodes of no open group, by server
+        self._given = 0  # turns of episodes of no open group
+        self._last_given: dict[str, int] = {}  # the newest of these, by server
         self._retold_s = 0.0  # until then the episodes that workers play may be unknown
 
     def begin(
@@ -192,13 +192,16 @@ class StreamFeed:
         return episode.server.server_id if episode and episode.server else ""
 
     def _anywhere(self, avoid: str) -> str:
-        """A server for an episode of no open group: a session without a run, or a settled one."""
+        """A server for an episode of no open group (a session without a run, or a settled one): in turn
+        where all are alike."""
         usable = [one for one in self._core.book.servers.servers.values() if one.is_usable]
         elsewhere = [one for one in usable if one.server_id != avoid] or usable
         if not elsewhere:
             return ""
-        found = min(elsewhere, key=lambda one: (one.num_live / one.speed, self._turns[one.server_id]))
-        self._turns[found.server_id] += 1
+        last = self._last_given
+        found = min(elsewhere, key=lambda one: (one.num_live / one.speed, last.get(one.server_id, 0)))
+        self._given += 1
+        last[found.server_id] = self._given
         return found.server_id
 
     def released(self, episode_ids: Iterable[str], now_s: float) -> None:

@@ -254,6 +254,15 @@ def test_an_episode_of_no_open_group_gets_a_server_at_once() -> None:
     assert table.ask("session.0", failed="a") == {"session.0": "b"}
 
 
+def test_sessions_are_not_all_sent_to_a_server_that_has_just_joined() -> None:
+    table = Table("a", "b")
+    table.ask(*(f"early.{number}" for number in range(40)))
+    table.servers = ("a", "b", "c")
+    table.beat()
+    found = table.ask(*(f"late.{number}" for number in range(12)))
+    assert Counter(found.values()) == {"a": 4, "b": 4, "c": 4}
+
+
 @pytest.mark.parametrize("ask_after_s", [3.0, 60.0])
 def test_a_lease_says_after_which_time_its_turns_ask(ask_after_s: float) -> None:
     table = Table("a", ask_after_s=ask_after_s)
