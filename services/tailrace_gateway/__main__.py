@@ -114,7 +114,7 @@ class _Gateway:
         handler = SessionHandler(gateway, store, self._url, self._announce, partial(_put_blob, blobs))
         reader = TrajectoryReader(renderers.chat, card)
         episodes = OutsideEpisodes(redis, self._run)
-        self._listen(gateway, handler, renderers.chat, episodes, reader)
+        self._listen(gateway, handler, renderers.chat, episodes, reader, card.context_tokens)
         self._declare(handler)
         service.loop(
             "report",
@@ -150,6 +150,7 @@ class _Gateway:
         renderer: Renderer,
         episode_store: OutsideEpisodes,
         reader: TrajectoryReader,
+        context_tokens: int,
     ) -> None:
         config, run = self._config, self._service.run
         port = config.port or int(os.environ.get(SHARED_PORT, "0"))
@@ -159,7 +160,12 @@ class _Gateway:
         routes = [
             *model_call_routes(gateway.calls, renderer, run),
             *SessionRoutes(
-                gateway, config.session_defaults, self._url, handler, run.export_style
+                gateway,
+                config.session_defaults,
+                self._url,
+                handler,
+                run.export_style,
+                context_tokens,
             ).routes(),
         ]
         episodes = EpisodeRoutes(gateway, episode_store, handler, reader, self._url)

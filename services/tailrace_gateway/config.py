@@ -10,8 +10,8 @@ class SessionDefaults(Config, frozen=True, kw_only=True):
     """Limits of a session opened over HTTP, for the fields that its request omits."""
 
     max_episode_tokens: int = 8192
-    """Maximum length of each conversation in tokens, prompt and reply: at most the engine's context
-    length."""
+    """Maximum length of each conversation in tokens, prompt and reply; the model's context length where
+    that is less."""
 
     max_new_tokens: int = 4096
     """Maximum number of tokens sampled over all calls of the session."""

@@ -89,6 +89,7 @@ class SessionRoutes:
     base_url: Callable[[], str]
     handler: SessionHandler
     export_style: ExportStyle
+    context_tokens: int  # that the model reads; 0: not known
 
     def routes(self) -> list[HttpRoute]:
         """Return the session routes."""
@@ -105,7 +106,7 @@ class SessionRoutes:
         """Open a session."""
         exchange.require_admin()
         body = read_body(await exchange.body() or b"{}", OpenSessionBody)
-        record = _record(body, self.defaults)
+        record = _record(body, self.defaults, self.context_tokens)
         key = await self.gateway.sessions.open(record)
         await exchange.send_json(
             {"session_id": record.episode_id, "base_url": self.base_url(), "api_key": key}, 201
@@ -180,15 +181,17 @@ def _session_id(exchange: Exchange) -> str:
     return exchange.caller
 
 
-def _record(body: OpenSessionBody, defaults: SessionDefaults) -> OpenSession:
+def _record(body: OpenSessionBody, defaults: SessionDefaults, context_tokens: int) -> OpenSession:
+    """Return the record of a session; its conversations are no longer than what the model reads."""
     _RANGES.require(body)
     session_id = body.session_id or f"http-{uuid.uuid4().hex}"
     if not _SESSION_ID.match(session_id):
         reason = "session_id: 1 to 200 letters, digits and any of _ . : -"
         raise BadRequestError(reason, param="session_id")
     timeout_s = defaults.timeout_s if body.timeout_s is None else body.timeout_s
+    longest = body.max_episode_tokens or defaults.max_episode_tokens
     limits = SessionLimits(
-        body.max_episode_tokens or defaults.max_episode_tokens,
+        min(longest, context_tokens or longest),
         body.max_new_tokens or defaults.max_new_tokens,
         time.time() + timeout_s,
     )

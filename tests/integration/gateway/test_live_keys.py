@@ -13,6 +13,7 @@ from tailrace_protos import subjects
 from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk
 from tailrace_protos.session import SessionOpened
 from tailrace_protos.subjects import redis_prefix
+from tests.world.byte_model import model_card
 from tests.world.gateway import ADMIN_KEY, GatewayWorld
 from tests.world.scripted_model import ScriptedModel
 from tests.world.serving import eventually
@@ -182,3 +183,19 @@ async def test_session_defaults(empty_world: GatewayWorld) -> None:
         shown = (await world.http(opened).get("sessions/current")).json()
         assert (shown["max_episode_tokens"], shown["max_new_tokens"]) == bounds[:2]
         assert shown["deadline_unix_s"] - time.time() == pytest.approx(bounds[2], abs=5.0)
+
+
+async def test_a_session_over_http_is_no_longer_than_what_the_model_reads(
+    empty_world: GatewayWorld,
+) -> None:
+    world = empty_world
+    context = model_card().context_tokens
+    await world.start_gateway(session_defaults={"max_episode_tokens": 4 * context})
+    admin = world.http(await world.open("probe"), ADMIN_KEY)
+    for body in ({}, {"max_episode_tokens": 2 * context}):
+        opened = SessionOpened(**(await admin.post("sessions", json=body)).json())
+        client = world.http(opened)
+        assert (await client.get("sessions/current")).json()["max_episode_tokens"] == context
+        long = {"messages": [{"role": "user", "content": "x" * context}]}
+        refused = (await client.post("chat/completions", json=long)).json()["error"]
+        assert refused["code"] == "context_length_exceeded"
