@@ -72,6 +72,10 @@ class StoredDesk:
         """See `OutsideDesk`."""
         await self._episodes.close(episode_id, outcome.value)
 
+    async def give_up(self, episode_id: str, outcome: Outcome) -> OutsideResult | None:
+        """See `OutsideDesk`."""
+        return await self._episodes.give_up(episode_id, outcome.value)
+
     async def _look(self) -> None:
         """Look for leases and results while episodes wait."""
         while self._waiting:

@@ -7,7 +7,7 @@ Invariants: an episode's time counts from its first lease, and its group waits f
 outlives its worker: a worker that takes the episode over finds the agent's lease, or its end, and gives
 the agent's session its whole time again; what an agent has ended is closed once it is settled, so that
 its end is not lost with the worker; what ends otherwise is closed before, so that no late reward is
-taken; a worker that drains leaves the offer to the next.
+taken, and one that was taken counts; a worker that drains leaves the offer to the next.
 """
 
 import asyncio
@@ -56,9 +56,16 @@ class OutsideDesk(Protocol):
     async def end(self, episode_id: str, outcome: Outcome) -> None:
         """Ends an offer."""
 
+    async def give_up(self, episode_id: str, outcome: Outcome) -> OutsideResult | None:
+        """Ends an offer that its agent has not ended; returns the agent's end if there is one."""
+
 
 class _AgentLateError(Exception):
-    """The time of an episode is over."""
+    """The time of an episode is over: `started_unix_s`, of its first lease."""
+
+    def __init__(self, started_unix_s: float) -> None:
+        super().__init__(started_unix_s)
+        self.started_unix_s = started_unix_s
 
 
 class OutsidePlayer:
@@ -128,7 +135,7 @@ class OutsidePlayer:
                 return
             stages.unleased.pop(task.episode_id, None)
             if self._context.clock.unix_s() > started_unix_s + timeout_s:
-                raise _AgentLateError(f"no agent ended the episode within {timeout_s:g} s")
+                raise _AgentLateError(started_unix_s)
 
         stages.unleased[task.episode_id] = task.group_id
         renewal: asyncio.Task[None] | None = None
@@ -137,7 +144,12 @@ class OutsidePlayer:
                 renewal = asyncio.create_task(self._renew_session(offer))
             started_unix_s, found = await self._desk.result_of(task.episode_id, watch)
         except _AgentLateError as late:
-            return EpisodeEnd(Outcome.TIMEOUT, str(late)), None
+            # The agent may have ended it since the last look; then it was told so.
+            started_unix_s = late.started_unix_s
+            found = await self._desk.give_up(task.episode_id, Outcome.TIMEOUT)
+            if found is None:
+                reason = f"no agent ended the episode within {timeout_s:g} s"
+                return EpisodeEnd(Outcome.TIMEOUT, reason), None
         finally:
             stages.unleased.pop(task.episode_id, None)
             if renewal is not None:

@@ -239,6 +239,11 @@ class OutsideEpisodes:
         """Ends an episode: no agent gets it any more."""
         await self._run("close", episode_id, outcome, KEEP_S)
 
+    async def give_up(self, episode_id: str, outcome: str) -> OutsideResult | None:
+        """Ends an episode that its agent has not ended; returns the agent's end if there is one."""
+        result: bytes | None = await self._run("give_up", episode_id, outcome, KEEP_S)
+        return None if result is None else await self._result(episode_id, result)
+
     async def _result(self, episode_id: str, encoded: bytes) -> OutsideResult:
         try:
             return decode(encoded, OutsideResult)

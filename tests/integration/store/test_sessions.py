@@ -130,6 +130,21 @@ async def test_an_episode_that_is_over_and_settled_is_not_offered_again(
     assert await episodes.state("train-0.0") == ("over", "ok")
 
 
+async def test_an_episode_is_given_up_unless_its_agent_has_ended_it(
+    redis: StoreConnection, run_name: str
+) -> None:
+    episodes, ended = OutsideEpisodes(redis, run_name), OutsideResult(rewards={"": 0.5})
+    for index in (0, 1):
+        await episodes.offer(offer(index))
+        await episodes.lease(f"agent {index}")
+    assert await episodes.settle("train-0.0", ended) == "taken"
+    assert await episodes.give_up("train-0.0", "timeout") == ended
+    assert await episodes.state("train-0.0") == ("rewarded", "")
+    assert await episodes.give_up("train-1.0", "timeout") is None
+    assert await episodes.state("train-1.0") == ("over", "timeout")
+    assert await episodes.settle("train-1.0", ended) == "over"
+
+
 async def test_one_worker_looks_after_more_episodes_than_lua_takes_arguments(
     redis: StoreConnection, run_name: str
 ) -> None:

@@ -31,6 +31,10 @@ class Desk:
     ) -> tuple[float, OutsideResult | None]:
         return 1.0, self.result
 
+    async def give_up(self, episode_id: str, outcome: Outcome) -> OutsideResult | None:
+        self.log.append("give up")
+        return self.result
+
     async def end(self, episode_id: str, outcome: Outcome) -> None:
         self.log.append(f"end {outcome.value}")
 
@@ -46,3 +50,28 @@ async def test_what_an_agent_ended_is_closed_after_its_settlement_alone(rewarded
     assert world.log == (["offer", "export"] if rewarded else ["offer", *closed])
     await result.after_settlement()
     assert world.log[-2:] == closed
+
+
+class LateDesk(Desk):
+    """A desk whose episode is late; the agent may have ended it since the last look."""
+
+    async def result_of(
+        self, episode_id: str, watch: Callable[[float | None], None]
+    ) -> tuple[float, OutsideResult | None]:
+        watch(-1e9)
+        pytest.fail("the episode is not late")
+
+
+@pytest.mark.parametrize("rewarded", [True, False])
+async def test_a_reward_that_was_taken_in_the_last_moment_counts(rewarded: bool) -> None:
+    world = World()
+    desk: Any = LateDesk(OutsideResult(rewards={"": 0.5}) if rewarded else None, world.log)
+    terms = WorkflowTerms(ExportStyle.CONCAT, 1.0, 20.0)
+    player = OutsidePlayer(desk, world, context(), LIMITS, terms, 60.0, lambda _: {})
+    result = await player.play(task(), NoJournal())
+    assert result.outcome is (Outcome.OK if rewarded else Outcome.TIMEOUT)
+    if rewarded:
+        assert world.log == ["offer", "give up", "export"]
+    else:
+        assert world.log == ["offer", "give up", "end timeout", "close g7.2"]
+        assert result.reason == "no agent ended the episode within 20 s"

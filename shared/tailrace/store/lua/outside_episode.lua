@@ -163,4 +163,12 @@ function operations.close(outcome, lifetime_s)
   return 1
 end
 
+-- outcome, lifetime in s: ends an episode as `close` does, unless its agent has ended it. Returns that end, or false.
+function operations.give_up(outcome, lifetime_s)
+  local found = redis.call('HMGET', one, 'state', 'result')
+  if found[1] == 'rewarded' then return found[2] end
+  operations.close(outcome, lifetime_s)
+  return false
+end
+
 return operations[ARGV[1]](unpack(ARGV, 3))
