@@ -38,6 +38,7 @@ from tailrace_scheduler import metrics
 from tailrace_scheduler.adapters.executor import Executor
 from tailrace_scheduler.adapters.traces import RootSpans
 from tailrace_scheduler.core.decisions import Decision, StoreDecision
+from tailrace_scheduler.core.hints import HINTS
 from tailrace_scheduler.core.run_log import Change, Rewind
 from tailrace_scheduler.core.scheduler import SchedulerCore
 from tailrace_scheduler.core.streams.credit import REASONS
@@ -145,6 +146,8 @@ class SchedulerActor:
         await self._become_only_one()
         rows = self._core.replay(self._world.events.recover(), self._clock.unix_s())
         await self._write(lambda: self._world.metrics.recover(rows))
+        for row in rows:
+            metrics.show(row)
         await self._world.queue.provision()
         await self._world.store.emit(
             f"run_started/{uuid.uuid4().hex}", RunStarted(self._world.run, self._world.config_digest)
@@ -269,6 +272,8 @@ class SchedulerActor:
             metrics.WAITING.set(self._core.num_waiting)
             metrics.SERVERS.set(status.num_servers)
             metrics.LEASES_HELD.set(self._core.num_leases)
+            for hint in HINTS:
+                metrics.HINTS.labels(hint.name).set(hint.name in self._core.raised_hints)
             for reason in REASONS:
                 metrics.BLOCKED.labels(reason).set(status.blocked_by == reason)
             self._tell_lagging(self._core.lagging(self._clock.unix_s()))
@@ -368,7 +373,6 @@ class SchedulerActor:
 def _log_health(event: Event) -> None:
     match event.body:
         case HintChanged(name, is_raised, text, step):
-            metrics.HINTS.labels(name).set(is_raised)
             if is_raised:
                 log.warning("hint", name=name, step=step, text=text)
             else:

@@ -335,6 +335,11 @@ class HintBoard:
                 self._change(hint, is_raised)
 
     @property
+    def raised(self) -> frozenset[str]:
+        """Names of the hints that hold."""
+        return frozenset(self._raised)
+
+    @property
     def texts(self) -> tuple[str, ...]:
         """The hints that hold."""
         return tuple(self._raised.values())

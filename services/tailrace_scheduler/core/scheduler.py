@@ -220,6 +220,11 @@ class SchedulerCore:
         return self._flow.feed.closes_early
 
     @property
+    def raised_hints(self) -> frozenset[str]:
+        """Names of the health hints that hold."""
+        return self._vitals.raised_hints
+
+    @property
     def num_waiting(self) -> int:
         """Admitted episodes that wait for a server."""
         return self._groups.num_waiting

@@ -54,6 +54,11 @@ class Vitals:
             case LearnerResumed():
                 self._step_times.clear()
 
+    @property
+    def raised_hints(self) -> frozenset[str]:
+        """Names of the hints that hold."""
+        return self._hints.raised
+
     def take_hints(self) -> list[tuple[str, HintChanged]]:
         """Changes of hints not taken yet, each with an id that no other change has."""
         return self._hints.take_changes()

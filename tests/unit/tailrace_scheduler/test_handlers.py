@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from prometheus_client import REGISTRY
 
 from tailrace.bus import Bus, CallFailedError
 from tailrace.clock import SystemClock
 from tailrace.config import RunConfig
 from tailrace_protos.control import LeaseRequest, ServerStatus
 from tailrace_protos.episode import EpisodeTask, Outcome
-from tailrace_protos.event import Event, EventBody, LearnerResumed, WeightsPublished
+from tailrace_protos.event import Event, EventBody, LearnerResumed, StepFinished, WeightsPublished
 from tailrace_protos.subjects import Phase
+from tailrace_scheduler import metrics
 from tailrace_scheduler.config import SchedulerConfig
+from tailrace_scheduler.core.hints import HINTS
 from tailrace_scheduler.core.scheduler import SchedulerCore
 from tailrace_scheduler.handlers import SchedulerActor, SchedulerDependencies
 from tailrace_scheduler.ports import DiskFullError, GroupPlan, Row
@@ -37,6 +40,7 @@ class FakeWorld:
         self.published: list[EpisodeTask] = []
         self.open: list[GroupPlan] = []
         self.queue_is_full = asyncio.Event()
+        self.written: list[Event] = []
 
     async def read(self, max_events: int, block_s: float) -> list[Event]:
         if not self.waiting:
@@ -62,7 +66,7 @@ class FakeWorld:
         return True
 
     def recover(self) -> Iterator[Event]:
-        return iter(())
+        return iter(self.written)
 
     def close(self) -> None:
         pass
@@ -115,9 +119,17 @@ class FakeWorld:
 
 
 class FakeBus:
-    """A bus that nobody listens on."""
+    """A bus that nobody listens on, and its registry."""
+
+    def __init__(self, did: list[str] | None = None) -> None:
+        self._did = did
+        self.registry = self
 
     async def publish(self, subject: str, message: object) -> None:
+        if self._did is not None:
+            self._did.append(type(message).__name__)
+
+    async def watch(self, on_status: object) -> None:
         pass
 
 
@@ -214,3 +226,22 @@ async def test_a_vanished_queue_is_provisioned_again() -> None:
 async def test_a_lease_request_whose_lists_do_not_match_is_the_callers_error() -> None:
     with pytest.raises(CallFailedError, match="context_tokens"):
         await made_actor(FakeWorld()).on_lease(LeaseRequest("w", ("1", "2"), (5,)))
+
+
+async def test_a_scheduler_that_starts_again_exports_what_its_log_tells() -> None:
+    world = FakeWorld()
+    equal: dict[str, float | None] = {"num_groups": 2.0, "num_groups_zero_variance": 2.0, "loss": 0.625}
+    steps = [StepFinished("L", step, step, (), 0, 0.0, 0.0, equal) for step in range(1, 7)]
+    told: list[EventBody] = [LearnerResumed("L", 0, 0, ""), *steps]
+    world.written = [Event(f"{n}-0", 100.0 + n, "learner", body) for n, body in enumerate(told)]
+    metrics.HINTS.clear()
+    metrics.STEP_METRIC.clear()
+    actor = made_actor(world, bus=cast(Bus, FakeBus(world.did)))
+    await actor.start()
+    await run_until(actor, world, "RunStatus", "report")
+    value = REGISTRY.get_sample_value
+    assert value("tailrace_scheduler_step_metric", {"name": "loss"}) == 0.625
+    hints = [value("tailrace_scheduler_hint", {"name": hint.name}) for hint in HINTS]
+    raised = [hint.name for hint, is_raised in zip(HINTS, hints, strict=True) if is_raised]
+    assert raised == ["equal_groups"]
+    assert None not in hints
