@@ -13,12 +13,19 @@ from aiohttp import web
 
 from tailrace_agents.core.workflow_player import SessionFailedError
 from tailrace_cli.terminal.screen import Screen
-from tailrace_cli.terminal.wire import TIMEOUT_S, Endpoint, read_message
+from tailrace_cli.terminal.wire import (
+    TIMEOUT_S,
+    Endpoint,
+    read_answer,
+    read_message,
+    read_object,
+)
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.session import ExportSession, OpenSession, SessionExport, SessionOpened
 
 _MAX_BODY_BYTES = 64 << 20
 _CHAT = "chat/completions"
+_CALLS = (_CHAT, "completions", "responses", "messages")
 
 
 class Relay:
@@ -74,7 +81,7 @@ class Relay:
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         path, body = request.match_info["path"], await request.read()
-        asked = _object(body)
+        asked = read_object(body)
         if asked:
             asked["model"] = self._endpoint.model
             body = json.dumps(asked).encode()
@@ -100,8 +107,11 @@ class Relay:
         async for piece in answer.content.iter_any():
             pieces.append(piece)
             await response.write(piece)
-        told = _object(b"".join(pieces))
-        if path == _CHAT and answer.status == 200 and told.get("choices"):
+        is_call = path in _CALLS and answer.status == 200
+        told = read_answer(b"".join(pieces)) if is_call else {}
+        if told.get("id") or told.get("choices"):
+            self._completion_ids.append(told.get("id", ""))
+        if path == _CHAT and told.get("choices"):
             self._show(asked, told)
         else:
             self._screen.line(
@@ -116,16 +126,6 @@ class Relay:
         choice, usage = told["choices"][0], told.get("usage") or {}
         reply = read_message(choice["message"])
         self._conversation = [*messages, reply]
-        self._completion_ids.append(told.get("id", ""))
         num_prompt, num_sampled = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
         counts = f"{num_prompt} tokens in, {num_sampled} out, {choice.get('finish_reason')}"
         self._screen.reply(reply, counts)
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    """Parses a JSON object; other bodies give an empty one."""
-    try:
-        found = json.loads(body)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

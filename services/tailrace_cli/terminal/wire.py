@@ -1,6 +1,7 @@
 """Client of OpenAI chat completions: the endpoint, and messages as JSON."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -40,6 +41,52 @@ class Endpoint(NamedTuple):
                 return answer
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EndpointFailedError(f"{url}: {type(error).__name__}: {error}") from error
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Parses a JSON object; other bodies give an empty one."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def read_answer(body: bytes) -> dict[str, Any]:
+    """Reads the answer to a call: a JSON object, or the events of a stream put together.
+
+    Of a stream of chat completions it has the first choice, whole, and the token counts; of a stream of
+    another dialect the id alone. A body that is neither gives an empty object.
+    """
+    if answer := read_object(body):
+        return answer
+    lines = (line[5:] for line in body.splitlines() if line.startswith(b"data:"))
+    events = [event for event in map(read_object, lines) if event]
+    found = [event.get("message") or event.get("response") or event for event in events]
+    answer_id = next((one["id"] for one in found if one.get("id")), "")
+    choices = [one for event in events for one in event.get("choices") or () if not one.get("index")]
+    if not answer_id and not choices:
+        return {}
+    usage = next((event["usage"] for event in reversed(events) if event.get("usage")), {})
+    return {"id": answer_id, "choices": [_joined(choices)] if choices else [], "usage": usage}
+
+
+def _joined(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Joins the chunks of one choice."""
+    texts = {"content": "", "reasoning_content": ""}
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in (chunk.get("delta") or {} for chunk in chunks):
+        for key in texts:
+            texts[key] += delta.get(key) or ""
+        for part in delta.get("tool_calls") or ():
+            empty = {"id": "", "function": {"name": "", "arguments": ""}}
+            call, said = calls.setdefault(part.get("index", 0), empty), part.get("function") or {}
+            call["id"] += part.get("id") or ""
+            for key in call["function"]:
+                call["function"][key] += said.get(key) or ""
+    reasons = [chunk["finish_reason"] for chunk in chunks if chunk.get("finish_reason")]
+    message = {"role": "assistant", **texts, "tool_calls": [calls[place] for place in sorted(calls)]}
+    return {"message": message, "finish_reason": reasons[-1] if reasons else None}
 
 
 def read_message(said: Mapping[str, Any]) -> ChatMessage:
