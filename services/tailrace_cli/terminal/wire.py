@@ -67,7 +67,9 @@ def read_answer(body: bytes) -> dict[str, Any]:
     choices = [one for event in events for one in event.get("choices") or () if not one.get("index")]
     if not answer_id and not choices:
         return {}
-    usage = next((event["usage"] for event in reversed(events) if event.get("usage")), {})
+    usage: dict[str, Any] = next(
+        (event["usage"] for event in reversed(events) if event.get("usage")), {}
+    )
     return {"id": answer_id, "choices": [_joined(choices)] if choices else [], "usage": usage}
 
 

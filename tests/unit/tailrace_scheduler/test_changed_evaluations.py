@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -12,7 +14,7 @@ from tests.unit.tailrace_scheduler.simulation import SimulatedRun
 from tests.unit.tailrace_scheduler.test_core_promises import made_run, play_to_the_end
 
 
-def started_run(**settings: int | bool) -> SimulatedRun:
+def started_run(**settings: Any) -> SimulatedRun:
     """A run whose first evaluation is under way: four tasks, in turns of two tags."""
     world = made_run(0, 2, **settings)
     world.resume(0)
