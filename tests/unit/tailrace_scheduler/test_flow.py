@@ -130,6 +130,27 @@ def test_no_more_starts_than_workers_can_play_and_soon_take() -> None:
     assert list(table.decide()) == ["t1.24"]
 
 
+def test_evaluation_episodes_that_wait_for_workers_do_not_hold_up_training() -> None:
+    table = Table("a", room=1000, group_size=12)
+    table.tell_activity(train=64, eval=1)
+    evaluation = msgspec.structs.replace(table.plan("e0-v0.00000"), phase="eval")
+    assert table.flow.open(evaluation, table.now_s)
+    assert len(table.decide()) == 1 + 8
+    assert len(table.open("t1")) == 12
+    table.end("e0-v0.00000.0")
+    assert list(table.decide()) == ["e0-v0.00000.9"]
+
+
+def test_turns_of_a_failed_server_go_on_while_the_rest_of_their_group_waits_for_workers() -> None:
+    table = Table("a", "b", room=1000, group_size=12)
+    table.tell_activity(train=1, eval=0)
+    started = table.open()
+    assert len(started) == 1 + 8
+    at_a = [episode_id for episode_id, server_id in started.items() if server_id == "a"]
+    assert at_a
+    assert table.ask(*at_a, failed="a") == dict.fromkeys(at_a, "b")
+
+
 def test_a_server_that_was_started_anew_begins_with_a_clean_history() -> None:
     table = Table("a")
     table.report(failures={"a": 5})

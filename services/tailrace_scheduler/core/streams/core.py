@@ -150,9 +150,9 @@ class StreamCore:
     def _place(self, decided: list[Decision], now_s: float, rooms: dict[Phase, int]) -> None:
         book = self.book
         while True:
-            head = book.queue.head(lambda group: next_member(group) >= 0)
+            head = book.queue.head(lambda phase: rooms.get(phase, 1) > 0)
             if head is None:
-                book.is_queue_waiting = False
+                book.is_queue_waiting = book.queue.has_groups  # for workers
                 break
             if isinstance(head, StreamGroup):
                 if not self._start(decided, head, now_s, rooms):
@@ -169,15 +169,13 @@ class StreamCore:
         now_s: float,
         rooms: dict[Phase, int],
     ) -> bool:
-        book, room = self.book, rooms.get(group.phase, 1)
-        server = None
-        if room > 0:
-            server = book.placement.choose(book.lengths_of(group.tag), book.prompt_of(group), "")
+        book = self.book
+        server = book.placement.choose(book.lengths_of(group.tag), book.prompt_of(group), "")
         book.is_queue_waiting = server is None
         if server is None:
             return False
         if group.phase in rooms:
-            rooms[group.phase] = room - 1
+            rooms[group.phase] -= 1
         member = next_member(group)
         group.next_member = member + 1
         episode = book.start(group, member, server, now_s)

@@ -1,48 +1,73 @@
 """Queue of everything that waits for a server: oldest group first, then arrival.
 
-A group that waits is one entry, whatever its size; a held turn is one of its own.
+A group that waits is one entry, whatever its size; a held turn is one of its own. Groups of a phase
+that no worker has room for hold up neither the other phase nor held turns, whose workers play already.
 Entries die in place and are dropped at the head.
 """
 
 import heapq
 from collections.abc import Callable
 
+from tailrace_protos.subjects import Phase
 from tailrace_scheduler.core.streams.records import StreamEpisode, StreamGroup
 
 Waiting = StreamGroup | StreamEpisode
 
 
 class StartQueue:
-    """A heap of groups and held turns."""
+    """Heaps of the groups of each phase, and of held turns."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Waiting]] = []
+        self._groups: dict[Phase, list[tuple[int, int, StreamGroup]]] = {}
+        self._turns: list[tuple[int, int, StreamEpisode]] = []
         self._arrivals = 0
 
     def add_group(self, group: StreamGroup) -> None:
         """A group has members to start."""
-        self._push(group.seq, group)
+        heap = self._groups.setdefault(group.phase, [])
+        heapq.heappush(heap, (group.seq, self._arrived(), group))
 
     def add_turn(self, episode: StreamEpisode) -> None:
         """A turn of an episode waits for any server; its former entry dies."""
-        episode.ticket = self._arrivals
-        self._push(episode.group.seq, episode)
+        episode.ticket = self._arrived()
+        heapq.heappush(self._turns, (episode.group.seq, episode.ticket, episode))
 
-    def _push(self, seq: int, waiting: Waiting) -> None:
-        heapq.heappush(self._heap, (seq, self._arrivals, waiting))
+    def _arrived(self) -> int:
         self._arrivals += 1
+        return self._arrivals - 1
 
-    def head(self, has_members: Callable[[StreamGroup], bool]) -> Waiting | None:
-        """Return what is next; it stays the head until it no longer waits."""
-        while self._heap:
-            _, ticket, waiting = self._heap[0]
-            if isinstance(waiting, StreamGroup):
-                if waiting.state == "open" and has_members(waiting):
-                    return waiting
-            elif waiting.state == "held" and waiting.ticket == ticket:
-                return waiting
-            heapq.heappop(self._heap)
+    def head(self, may_start: Callable[[Phase], bool]) -> Waiting | None:
+        """Return what is next, a group only of a phase that may start; it stays the head until it no
+        longer waits."""
+        heads: list[tuple[int, int, Waiting]] = []
+        if turn := self._first_turn():
+            heads.append(turn)
+        for phase, heap in self._groups.items():
+            if may_start(phase) and (group := _first_group(heap)):
+                heads.append(group)
+        return min(heads, key=lambda one: one[:2])[2] if heads else None
+
+    @property
+    def has_groups(self) -> bool:
+        """Tell whether a group of any phase waits."""
+        return any(_first_group(heap) for heap in self._groups.values())
+
+    def _first_turn(self) -> tuple[int, int, StreamEpisode] | None:
+        while self._turns:
+            _, ticket, episode = self._turns[0]
+            if episode.state == "held" and episode.ticket == ticket:
+                return self._turns[0]
+            heapq.heappop(self._turns)
         return None
+
+
+def _first_group(heap: list[tuple[int, int, StreamGroup]]) -> tuple[int, int, StreamGroup] | None:
+    while heap:
+        group = heap[0][2]
+        if group.state == "open" and next_member(group) >= 0:
+            return heap[0]
+        heapq.heappop(heap)
+    return None
 
 
 def next_member(group: StreamGroup) -> int:
