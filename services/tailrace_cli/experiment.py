@@ -233,7 +233,8 @@ def count_gateways(experiment: Experiment) -> int:
 
 
 def with_epochs(experiment: Experiment) -> Experiment:
-    """The experiment with `max_steps` for its `num_epochs`; loads the data sets to count their rows."""
+    """The experiment with `max_steps` in place of `num_epochs`; loads the data sets to count their
+    rows."""
     run = experiment.run
     if not run.num_epochs:
         return experiment
@@ -244,7 +245,7 @@ def with_epochs(experiment: Experiment) -> Experiment:
                 place = f"{experiment.source}: agents.datasets.{tag}"
                 num_rows[tag] = len(load_dataset(entry, run.seed, place))
     max_steps = steps_of_epochs(experiment, num_rows)
-    return replace(experiment, run=msgspec.structs.replace(run, max_steps=max_steps))
+    return replace(experiment, run=msgspec.structs.replace(run, max_steps=max_steps, num_epochs=0))
 
 
 def steps_of_epochs(experiment: Experiment, num_rows: Mapping[str, int]) -> int:

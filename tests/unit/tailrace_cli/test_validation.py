@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tailrace.config import ConfigError, InvalidConfigError
+from tailrace_cli.checkpoints import reached_checkpoint
 from tailrace_cli.experiment import count_gateways, decode, load, with_epochs
 from tailrace_cli.validation import check_experiment
 from tailrace_envs import make_env
@@ -334,6 +335,20 @@ def test_epochs_become_steps(
         with_epochs(load(EXAMPLE, [*SUMS, "scheduler.tags=[sums]", *settings])).run.max_steps
         == max_steps
     )
+
+
+def test_a_run_of_epochs_that_has_done_them_is_not_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.jsonl").write_text('{"prompt": "1+1"}\n' * SUMS_ROWS)
+    settings = ["groups_per_step=7", "resume_from_checkpoint=true"]
+    for num_epochs, is_done in ((4, True), (5, False)):
+        run = load(EXAMPLE, [*SUMS, "scheduler.tags=[sums]", *settings, f"num_epochs={num_epochs}"])
+        checkpoint = run.run.run_dir / "checkpoints" / "step_4"
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        (checkpoint / "run_state.json").write_text('{"step": 4}')
+        assert (reached_checkpoint(with_epochs(run).run) is not None) is is_done
 
 
 def test_epochs_need_rows_and_a_whole_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
