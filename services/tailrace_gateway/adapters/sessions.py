@@ -18,7 +18,7 @@ from tailrace.store.errors import StoreError
 from tailrace_gateway.adapters.app import HttpRoute
 from tailrace_gateway.adapters.exchange import ADMIN, Exchange
 from tailrace_gateway.config import SessionDefaults
-from tailrace_gateway.core.body import Body, NumberRanges, read_body
+from tailrace_gateway.core.body import Body, NumberRanges, read_body, stop_strings
 from tailrace_gateway.core.errors import (
     BadRequestError,
     ForbiddenError,
@@ -60,7 +60,7 @@ class OpenSessionBody(Body, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: list[str] | None = None
     sampling_seed: int | None = None
 
 
@@ -197,7 +197,9 @@ def _record(body: OpenSessionBody, defaults: SessionDefaults, context_tokens: in
     )
     names = ("temperature", "top_p", "top_k")
     given = {name: getattr(body, name) for name in names if getattr(body, name) is not None}
-    return OpenSession(session_id, limits, SamplingParams(stop=body.stop, **given), body.sampling_seed)
+    return OpenSession(
+        session_id, limits, SamplingParams(stop=stop_strings(body.stop), **given), body.sampling_seed
+    )
 
 
 def _row(row: TokenRow) -> dict[str, Any]:

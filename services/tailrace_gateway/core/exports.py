@@ -5,7 +5,12 @@ import uuid
 
 from tailrace.store.errors import StoreError
 from tailrace_gateway import metrics
-from tailrace_gateway.core.errors import BadRequestError, NotFoundError, UnavailableError
+from tailrace_gateway.core.errors import (
+    BadRequestError,
+    NotFoundError,
+    SessionOverError,
+    UnavailableError,
+)
 from tailrace_gateway.core.session import Session
 from tailrace_gateway.core.sessions import Sessions, key_hash
 from tailrace_gateway.ports import SessionStore
@@ -34,7 +39,7 @@ class Exporter:
             reason = f"the reward cannot be kept: {error}"
             raise UnavailableError(reason, retry_after_s=_RETRY_AFTER_S) from error
         if length < 0:
-            raise NotFoundError(f"the session {session_id!r} is over: export it with its rewards")
+            raise SessionOverError(f"the session {session_id!r} is over: export it with its rewards")
         session.take(entry)
         session.appended(1, length)
         return entry.completion_id

@@ -75,6 +75,7 @@ async def test_a_session_that_is_opened_again_keeps_its_log_and_gets_the_new_lim
         ("sessions", {"session_id": "a b"}, 400, "session_id"),
         ("sessions", {"max_new_tokens": 0}, 400, "max_new_tokens"),
         ("sessions", {"made_up": 1}, 400, "made_up"),
+        ("sessions", {"stop": ["END", ""]}, 400, "stop"),
         ("sessions/g0.0/reward", {"reward": 1.0}, 404, None),
         ("sessions/g0.0/reward", {"reward": 1.0, "completion_id": "x"}, 404, None),
         ("sessions/g0.0/reward", {}, 400, "reward"),
@@ -104,6 +105,15 @@ async def test_rewards_follow_the_conversation_as_the_export_asks(world: Gateway
     assert as_float32(whole.rows[0].turn_rewards).tolist() == [1.0, 2.0]
     assert len(as_int32(whole.rows[0].turn_ends)) == 2
     assert whole.rewards == (1.0, 2.0)
+
+
+async def test_a_reward_after_the_export_is_told_that_the_session_is_over(world: GatewayWorld) -> None:
+    opened = await world.open()
+    client, http = world.openai(opened), world.http(opened)
+    await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+    assert (await http.post("sessions/current/export", json={"rewards": {"": 1.0}})).status_code == 200
+    late = await http.post("sessions/current/reward", json={"reward": 2.0})
+    assert (late.status_code, late.json()["error"]["code"]) == (410, "session_closed")
 
 
 @pytest.mark.parametrize(("granularity", "turns"), [("trajectory", [2]), ("step", [1, 1])])
