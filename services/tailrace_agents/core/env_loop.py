@@ -47,6 +47,7 @@ class EnvLoop(AgentLoop):
         """See `AgentLoop`; raises `ForeignCodeError` and `ReplayMismatchError`."""
         # `play_environment` gives one; isinstance of a Protocol is slow.
         turns = cast(EnvPolicy, policy)
+        self._success = 0.0  # an episode that begins again has told none
         observation, opening = await self._handle.reset(self._seed)
         if self._observer is not None:
             self._observer.on_reset(observation)
