@@ -186,7 +186,10 @@ class Episode:
             raise EpisodeHandedBackError
 
     def budget(self, num_prompt: int, call: int, max_new_tokens: int | None = None) -> int:
-        """Tokens that a call may sample; raises `EpisodeOverError` and `EpisodeHandedBackError`."""
+        """Tokens that a call may sample; raises `EpisodeOverError` and `EpisodeHandedBackError`, and
+        `ValueError` for a limit of the call that permits no token."""
+        if max_new_tokens is not None and max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {max_new_tokens}: a call samples at least one token")
         if self.context.is_draining():
             raise EpisodeHandedBackError
         limits, num_sampled = self.limits, self.transcript.num_sampled
@@ -199,7 +202,7 @@ class Episode:
         left = min(limits.max_new_tokens - num_sampled, limits.max_episode_tokens - num_prompt)
         if limits.max_tokens_per_step:
             left = min(left, limits.max_tokens_per_step)
-        return min(left, max_new_tokens) if max_new_tokens else left
+        return left if max_new_tokens is None else min(left, max_new_tokens)
 
     def _over(self, limit: str, reason: str) -> EpisodeOverError:
         """Keeps the error of a used-up limit: the played code may hide it behind its own."""

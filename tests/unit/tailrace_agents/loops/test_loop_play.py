@@ -180,6 +180,28 @@ async def test_token_level_calls_continue_by_exact_prefix_only() -> None:
     assert policy.samplings[1].stop_token_ids == chat_renderer().stop_token_ids
 
 
+class Bounded(AgentLoop):
+    """Asks for a reply of as many tokens as its class says."""
+
+    most: ClassVar[int] = 0
+
+    async def run(self, row: dict[str, Any], policy: Any) -> Any:
+        await policy.complete([user("x")], max_new_tokens=self.most)
+        return policy.finish()
+
+
+@pytest.mark.parametrize("most", [0, -3])
+async def test_a_call_that_may_sample_no_token_is_the_loops_error(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bounded, "most", most)
+    policy = ChatPolicy("a")
+    result = await play(Bounded, policy)
+    assert result.outcome is Outcome.INFRA_FAILURE
+    assert f"max_new_tokens is {most}: a call samples at least one token" in result.reason
+    assert policy.budgets == []
+
+
 class Raises(AgentLoop):
     error: Exception = RuntimeError("lost")
 
