@@ -50,7 +50,10 @@ class SessionHandler:
         whole = encode(exported)
         if len(whole) <= MAX_INLINE_BYTES:
             return exported
-        return SessionExport(blob=await self.put_blob(whole), metrics=exported.metrics)
+        try:
+            return SessionExport(blob=await self.put_blob(whole), metrics=exported.metrics)
+        except StoreError as error:
+            raise _store_failed(error) from error
 
     async def finish(self, request: ExportSession) -> SessionExport:
         """Export with all rows inline and cancel the session's calls in all replicas."""
@@ -63,7 +66,7 @@ class SessionHandler:
         try:
             await self.forget(request.session_id, request.api_key)
         except StoreError as error:
-            raise CallFailedError(CallErrorCode.NOT_READY, str(error), 1.0) from error
+            raise _store_failed(error) from error
         return SessionClosed(request.session_id)
 
     async def forget(self, session_id: str, api_key: str = "") -> None:
@@ -78,6 +81,10 @@ class SessionHandler:
     async def on_closed(self, message: SessionClosed) -> None:
         """Drop a session that another replica closed or exported."""
         self.gateway.sessions.forget(message.session_id, message.nonce)
+
+
+def _store_failed(error: StoreError) -> CallFailedError:
+    return CallFailedError(CallErrorCode.NOT_READY, str(error), 1.0)
 
 
 def _call_failed(error: ApiError) -> CallFailedError:
