@@ -23,7 +23,7 @@ from tailrace_gateway.adapters.app import GatewayApp
 from tailrace_gateway.adapters.episodes import EpisodeRoutes
 from tailrace_gateway.adapters.lease_keeper import LeaseKeeper
 from tailrace_gateway.adapters.model_calls import model_call_routes
-from tailrace_gateway.adapters.server import HttpServer, bind
+from tailrace_gateway.adapters.server import HttpServer, bind, origin_of
 from tailrace_gateway.adapters.sessions import SessionRoutes
 from tailrace_gateway.config import GatewayConfig
 from tailrace_gateway.core.calls import ModelCalls
@@ -156,7 +156,7 @@ class _Gateway:
         port = config.port or int(os.environ.get(SHARED_PORT, "0"))
         listener = bind(config.host, port)
         origin = config.advertised_url.rstrip("/")
-        self._base_url = f"{origin or f'http://{config.host}:{listener.getsockname()[1]}'}/v1"
+        self._base_url = f"{origin or origin_of(listener, config.host)}/v1"
         routes = [
             *model_call_routes(gateway.calls, renderer, run),
             *SessionRoutes(

@@ -19,7 +19,7 @@ from tailrace_cli.experiment import Experiment
 from tailrace_cli.terminal.screen import Screen
 from tailrace_gateway.adapters.app import GatewayApp
 from tailrace_gateway.adapters.model_calls import model_call_routes
-from tailrace_gateway.adapters.server import HttpServer, bind
+from tailrace_gateway.adapters.server import HttpServer, bind, origin_of
 from tailrace_gateway.core.errors import ApiError
 from tailrace_gateway.core.gateway import Gateway, Renderers
 from tailrace_gateway.core.sampling import PromiseRule
@@ -167,7 +167,7 @@ class TerminalGateway:
 
     async def __aenter__(self) -> "TerminalGateway":
         listener = bind(self._host, 0)
-        self.base_url = f"http://{self._host}:{listener.getsockname()[1]}/v1"
+        self.base_url = f"{origin_of(listener, self._host)}/v1"
         self._server = HttpServer(self._app, listener, self._keep_alive_s)
         serving = self._guard.run("http", self._server.serve())
         self._serving: asyncio.Task[object] = asyncio.create_task(serving, name="http")

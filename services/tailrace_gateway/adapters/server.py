@@ -96,6 +96,12 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def origin_of(listener: socket.socket, host: str) -> str:
+    """Return the origin of URLs to a listener that was bound to `host`."""
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{name}:{listener.getsockname()[1]}"
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol over a transport that coalesces writes, with bounds for a request's head.
 
