@@ -20,6 +20,7 @@ _SPECIAL = re.compile(
     r"window|chunk_(size|len)|block_size|original_max|seq_len_cached|index_topk(?!_blocks)"
     r"|local_attention|floor_scale|n_floor"
 )
+_LAYERS = re.compile(r"(layers|pattern)$")  # how many layers, or which, have a window
 _BLOCKS = re.compile(r"topk_blocks")  # numbers of blocks, each as long as a special length
 _FEW = 2
 # Lengths that weights have as a dimension: they cannot be made short.
@@ -62,7 +63,7 @@ def _rope_types(model: nn.Module) -> set[str]:
 def _is_special(name: object, value: object, names: frozenset[str]) -> bool:
     if not isinstance(name, str) or type(value) is not int or value <= 1:
         return False
-    return name in names or bool(_SPECIAL.search(name))
+    return name in names or bool(_SPECIAL.search(name) and not _LAYERS.search(name))
 
 
 def special_lengths(model: nn.Module) -> dict[str, int]:

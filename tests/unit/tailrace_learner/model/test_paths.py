@@ -107,6 +107,15 @@ def test_the_check_leaves_weights_and_lengths_as_they_were() -> None:
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_a_number_of_layers_is_no_special_length(name: str) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    model = new_model(name, max_position_embeddings=64, rope_parameters=rope, sliding_window=64)
+    assert set(special_lengths(model).values()) == {64}
+    prepared(model, config())
+    assert path_of(model).max_packed_tokens == 63
+
+
 def test_a_probed_model_is_short_and_stirred_for_a_while() -> None:
     model = moved_model("mistral:window")
     norm = model.model.norm.weight
