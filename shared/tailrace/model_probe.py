@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tailrace_protos.weights import CONTEXT_KEYS
+
 SHORT = 16  # tokens of every special length while `shortened`
 
 _SPECIAL = re.compile(
@@ -85,14 +87,16 @@ def trial_length(model: nn.Module) -> int:
         for name, value in scope.items()
         if isinstance(name, str) and type(value) is int and _FIXED.search(name)
     ]
-    context = getattr(_text_configuration(model), "max_position_embeddings", None)
+    context = context_tokens(getattr(model, "config", None))
     length = max(5 * SHORT, *(2 * each + SHORT for each in fixed), 0)
-    return min(length, context) if type(context) is int and context > 0 else length
+    return min(length, context) if context else length
 
 
-def _text_configuration(model: nn.Module) -> Any:
-    config: Any = getattr(model, "config", None)
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+def context_tokens(config: Any) -> int:
+    """Tokens that a model of this configuration reads at most; 0 if it does not say."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    found = (getattr(text, key, None) for key in CONTEXT_KEYS)
+    return next((value for value in found if type(value) is int and value > 0), 0)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from torch import Tensor
+from transformers import MptConfig
 
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.attention import UnsupportedModelError
@@ -13,6 +14,7 @@ from tailrace_inference.engine.engine import TorchEngine
 from tailrace_inference.engine.hf_engine import HfEngine
 from tailrace_inference.engine.llama_forward import LlamaForward
 from tailrace_inference.engine.row_forward import ROW_MODES
+from tailrace_protos.weights import ModelCard
 from tests.models.judge import engine_verdict
 from tests.models.page import PAGE, lines_of
 from tests.models.zoo import configuration
@@ -71,6 +73,13 @@ def test_attention_that_selects_keys_gets_a_forward_that_does_where_the_check_se
     text = config_of("minimax_m3_vl_text", index_block_size=16, index_topk_blocks=16)
     engine = TorchEngine.from_config_json(text, InferenceConfig(max_running=4, kv_cache_tokens=1024))
     assert engine.forward_name in ROW_MODES
+
+
+def test_a_context_of_another_name_bounds_sequences() -> None:
+    sizes = {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": 96}
+    text = MptConfig(max_seq_len=64, **sizes).to_json_string(use_diff=False).encode()
+    engine = TorchEngine.from_config_json(text, InferenceConfig(max_running=4, kv_cache_tokens=1024))
+    assert engine.max_len == ModelCard(text, {}).context_tokens == 64
 
 
 def test_a_context_shorter_than_the_checks_sequences_is_enough() -> None:
