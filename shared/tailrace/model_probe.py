@@ -28,7 +28,6 @@ _FEW = 2
 # Lengths that weights have as a dimension: they cannot be made short.
 _FIXED = re.compile(r"compress_rate")
 _MOST_FIXED = 512
-_BATCH_ROPE = ("dynamic", "longrope")
 _SMALL_WEIGHT = 1 << 14  # elements; larger weights are stirred only if they are constant
 
 
