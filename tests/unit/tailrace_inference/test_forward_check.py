@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from transformers import MptConfig
 
@@ -73,6 +74,20 @@ def test_attention_that_selects_keys_gets_a_forward_that_does_where_the_check_se
     text = config_of("minimax_m3_vl_text", index_block_size=16, index_topk_blocks=16)
     engine = TorchEngine.from_config_json(text, InferenceConfig(max_running=4, kv_cache_tokens=1024))
     assert engine.forward_name in ROW_MODES
+
+
+@pytest.mark.parametrize("name", ["llama:dynamic", "phi3:longrope", "qwen3", "gpt_oss"])
+def test_half_precision_hides_no_wrong_forward(name: str) -> None:
+    """Rounding is as large as the difference that a rotary embedding of another length makes."""
+    text = config_of(name, initializer_range=0.02)
+    settings = {"max_running": 4, "kv_cache_tokens": 1024}
+    exact, half = (
+        TorchEngine.from_config_json(text, InferenceConfig(dtype=dtype, **settings))
+        for dtype in ("float32", "bfloat16")
+    )
+    assert (half.forward_name, half.max_len) == (exact.forward_name, exact.max_len)
+    kept = {each.dtype for each in half._model.model.parameters()}
+    assert kept == {torch.bfloat16}
 
 
 def test_a_context_of_another_name_bounds_sequences() -> None:
