@@ -19,6 +19,9 @@ _MAX_HELD = 64
 class StopStrings:
     """Search for the stop strings of one call."""
 
+    _tail: str  # last letters of the text, in which a stop string may begin
+    _num_held: int  # tokens whose text is incomplete
+
     def __init__(
         self, tokenizer: Tokenizer, stops: Sequence[str], continued_ids: Iterable[int]
     ) -> None:

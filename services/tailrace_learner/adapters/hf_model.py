@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.quantizers import AutoQuantizationConfig
+from transformers.quantizers.auto import AutoQuantizationConfig
 from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_3_available
 from transformers.utils.logging import disable_progress_bar
 

@@ -91,7 +91,7 @@ def test_half_precision_hides_no_wrong_forward(name: str) -> None:
 
 
 def test_a_context_of_another_name_bounds_sequences() -> None:
-    sizes = {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": 96}
+    sizes: dict[str, Any] = {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": 96}
     text = MptConfig(max_seq_len=64, **sizes).to_json_string(use_diff=False).encode()
     engine = TorchEngine.from_config_json(text, InferenceConfig(max_running=4, kv_cache_tokens=1024))
     assert engine.max_len == ModelCard(text, {}).context_tokens == 64
