@@ -53,6 +53,25 @@ def test_a_forward_that_is_wrong_for_the_real_weights_is_replaced(
     assert largest_error(model, [asked]) < 1e-4
 
 
+def test_a_few_tokens_with_near_ties_leave_no_forward_of_a_model_in_half_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = LlamaForward.logits
+    spoilt = 1
+
+    def with_ties(self: LlamaForward, *args: Any) -> Tensor:
+        logits = own(self, *args)
+        if logits.dtype == torch.float32:
+            logits[:spoilt] *= 1.5
+        return logits
+
+    monkeypatch.setattr(LlamaForward, "logits", with_ties)
+    settings = InferenceConfig(max_running=4, kv_cache_tokens=1024, dtype="bfloat16")
+    assert TorchEngine.from_config_json(config_of("qwen3"), settings).forward_name == "llama"
+    spoilt = 8
+    assert TorchEngine.from_config_json(config_of("qwen3"), settings).forward_name == "generic"
+
+
 def config_of(name: str, **keys: Any) -> bytes:
     text: str = configuration(name, **keys).to_json_string(use_diff=False)
     return text.encode()
