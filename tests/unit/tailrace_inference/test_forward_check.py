@@ -77,11 +77,12 @@ def config_of(name: str, **keys: Any) -> bytes:
     return text.encode()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["lfm2", "mamba", "recurrent_gemma", "llama:dynamic"])
-def test_the_reference_engine_refuses_models_that_padding_changes(name: str) -> None:
+def test_the_reference_engine_refuses_models_that_padding_changes(name: str, dtype: str) -> None:
     refusal = r"does not run on the hf engine: .*set inference\.engine to torch"
     with pytest.raises(UnsupportedModelError, match=refusal):
-        HfEngine(config_of(name), InferenceConfig())
+        HfEngine(config_of(name, initializer_range=0.02), InferenceConfig(dtype=dtype))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2", "mistral:window", "gpt_oss", "deepseek_v3"])
