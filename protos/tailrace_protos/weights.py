@@ -191,6 +191,18 @@ class ChunkReply(Message, frozen=True, tag="chunk_reply"):
     error: str = ""
 
 
+CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_sequence_length",
+    "seq_length",
+    "max_seq_len",
+    "context_length",
+)
+"""Names of the tokens that a model reads at most, in configurations of Hugging Face."""
+
+
 class ModelCard(Message, frozen=True, tag="model_card"):
     """Description of the model for other services; the learner writes it once to Redis."""
 
@@ -200,7 +212,7 @@ class ModelCard(Message, frozen=True, tag="model_card"):
     @property
     def context_tokens(self) -> int:
         """Tokens that the model reads at most; 0 if its configuration does not say."""
-        return self._first(_CONTEXT)
+        return self._first(CONTEXT_KEYS)
 
     @property
     def vocabulary(self) -> int:
@@ -212,6 +224,3 @@ class ModelCard(Message, frozen=True, tag="model_card"):
         config |= config.get("text_config") or {}
         found = (config.get(key) for key in keys)
         return next((value for value in found if isinstance(value, int) and value > 0), 0)
-
-
-_CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")

@@ -14,18 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tailrace_protos.weights import CONTEXT_KEYS
+
 SHORT = 16  # tokens of every special length while `shortened`
 
 _SPECIAL = re.compile(
     r"window|chunk_(size|len)|block_size|original_max|seq_len_cached|index_topk(?!_blocks)"
     r"|local_attention|floor_scale|n_floor"
 )
+_LAYERS = re.compile(r"(layers|pattern)$")  # how many layers, or which, have a window
 _BLOCKS = re.compile(r"topk_blocks")  # numbers of blocks, each as long as a special length
 _FEW = 2
 # Lengths that weights have as a dimension: they cannot be made short.
 _FIXED = re.compile(r"compress_rate")
 _MOST_FIXED = 512
-_BATCH_ROPE = ("dynamic", "longrope")
 _SMALL_WEIGHT = 1 << 14  # elements; larger weights are stirred only if they are constant
 
 
@@ -62,7 +64,7 @@ def _rope_types(model: nn.Module) -> set[str]:
 def _is_special(name: object, value: object, names: frozenset[str]) -> bool:
     if not isinstance(name, str) or type(value) is not int or value <= 1:
         return False
-    return name in names or bool(_SPECIAL.search(name))
+    return name in names or bool(_SPECIAL.search(name) and not _LAYERS.search(name))
 
 
 def special_lengths(model: nn.Module) -> dict[str, int]:
@@ -84,14 +86,16 @@ def trial_length(model: nn.Module) -> int:
         for name, value in scope.items()
         if isinstance(name, str) and type(value) is int and _FIXED.search(name)
     ]
-    context = getattr(_text_configuration(model), "max_position_embeddings", None)
+    context = context_tokens(getattr(model, "config", None))
     length = max(5 * SHORT, *(2 * each + SHORT for each in fixed), 0)
-    return min(length, context) if type(context) is int and context > 0 else length
+    return min(length, context) if context else length
 
 
-def _text_configuration(model: nn.Module) -> Any:
-    config: Any = getattr(model, "config", None)
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+def context_tokens(config: Any) -> int:
+    """Tokens that a model of this configuration reads at most; 0 if it does not say."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    found = (getattr(text, key, None) for key in CONTEXT_KEYS)
+    return next((value for value in found if type(value) is int and value > 0), 0)
 
 
 @contextmanager
@@ -171,6 +175,23 @@ def stirred(model: nn.Module, seed: int = 0) -> Iterator[None]:
                 with torch.no_grad():
                     _stir(parameter, generator)
         yield
+
+
+@contextmanager
+def widened(model: nn.Module) -> Iterator[None]:
+    """Holds weights of half precision in float32, which is exact; puts their dtypes back afterwards.
+
+    Takes the memory of one more set of weights. Rounding in half precision hides small differences.
+    """
+    tensors = (*model.parameters(), *model.buffers())
+    halves = [(each, each.dtype) for each in tensors if each.dtype in (torch.bfloat16, torch.float16)]
+    try:
+        for tensor, _ in halves:
+            tensor.data = tensor.data.float()
+        yield
+    finally:
+        for tensor, dtype in halves:
+            tensor.data = tensor.data.to(dtype)
 
 
 def _is_constant(parameter: Tensor) -> bool:

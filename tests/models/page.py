@@ -34,6 +34,7 @@ variant.
 
 The learner logs its way as `path of rows` with the reason that no faster one is right; the run's event
 `model_prepared` holds both. Routers get no auxiliary loss: training leaves their balance as it is.
+Weights in float8 or MXFP4 are read as float32; models that are quantized otherwise are refused.
 
 | model type | learner | LoRA | engine |
 |---|---|---|---|

@@ -10,12 +10,12 @@ from typing import Any
 
 from tailrace.config import ConfigError
 from tailrace_cli.loading.facts import ModelFacts
+from tailrace_protos.weights import CONTEXT_KEYS
 
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "model*.bin")
 _HEADER = struct.Struct("<Q")
 _HEAD_NORMS = ("qwen3", "gemma3", "olmo2")
-_CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")
 
 
 def model_facts(name: str, config_json: bytes, num_tokens: int = 0) -> ModelFacts:
@@ -34,7 +34,7 @@ def model_facts(name: str, config_json: bytes, num_tokens: int = 0) -> ModelFact
     vocab_size = _first(content, ("vocab_size",)) or num_tokens
     return ModelFacts(
         name=name,
-        context_tokens=_first(content, _CONTEXT),
+        context_tokens=_first(content, CONTEXT_KEYS),
         num_parameters=_num_parameters(
             content, hidden, layers, (heads + kv_heads) * head_dim, vocab_size
         ),
@@ -113,7 +113,7 @@ def _text_part(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_sizes(content: Mapping[str, Any]) -> bool:
-    return bool(_first(content, _CONTEXT) and _first(content, ("hidden_size", "n_embd", "d_model")))
+    return bool(_first(content, CONTEXT_KEYS) and _first(content, ("hidden_size", "n_embd", "d_model")))
 
 
 def _completed(content: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _completed(content: dict[str, Any]) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"the model's config.json: {refusal(error, content)}") from error
     text = found.get_text_config()
-    return {**text.to_dict(), **{key: getattr(text, key, None) for key in _CONTEXT}}
+    return {**text.to_dict(), **{key: getattr(text, key, None) for key in CONTEXT_KEYS}}
 
 
 def refusal(error: Exception, content: Mapping[str, Any]) -> str:

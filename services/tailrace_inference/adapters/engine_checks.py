@@ -24,6 +24,7 @@ from tailrace.channel.generation import Generation, TokenBuffer
 from tailrace.chat.model_files import read_model_card
 from tailrace.config import ConfigError
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.model_probe import context_tokens
 from tailrace.weights import TensorBytes
 from tailrace_inference.adapters.engines import start_engine
 from tailrace_inference.config import InferenceConfig
@@ -91,7 +92,7 @@ async def check_engine(folder: Path, config: InferenceConfig) -> list[Check]:
     """All checks, in order; raises `ConfigError` if the engine cannot start."""
     model, card = _load(folder), read_model_card(folder)
     text = model.config.get_text_config()
-    max_len = int(getattr(text, "max_position_embeddings", 0) or config.max_model_len or 1024)
+    max_len = context_tokens(text) or config.max_model_len or 1024
     began_s = time.monotonic()
     engine = await start_engine(card, config)
     try:

@@ -16,6 +16,7 @@ from tailrace_protos.generation import (
 )
 
 _MAX_TOP_K = 2**31 - 1  # engines hold it in 32 bits
+_MAX_STOP_IDS = 1024  # engines compare each token of all calls with as many as any call has
 
 
 class InvalidRequestError(ValueError):
@@ -106,6 +107,10 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     if not 0 <= sampling.top_k <= _MAX_TOP_K:
         raise InvalidRequestError(
             f"sampling.top_k is {sampling.top_k}, must be in 0..{_MAX_TOP_K} (0: off)"
+        )
+    if len(sampling.stop_token_ids) > _MAX_STOP_IDS:
+        raise InvalidRequestError(
+            f"sampling.stop_token_ids has {len(sampling.stop_token_ids)} ids, at most {_MAX_STOP_IDS}"
         )
     if any(not 0 <= token_id < vocab_size for token_id in sampling.stop_token_ids):
         raise InvalidRequestError(f"sampling.stop_token_ids must be in 0..{vocab_size - 1}")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.model_probe import context_tokens
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.attention import UnsupportedModelError, register_attention
 from tailrace_inference.engine.cache_size import DeviceError, NoRoomError, Sizes, cache_tokens
@@ -142,6 +143,5 @@ def _pick_dtype(config: InferenceConfig, hf_config: Any, device: torch.device) -
 def max_sequence(config: InferenceConfig, hf_config: Any, num_cached: int) -> int:
     """Longest sequence that the model, the configuration and the cache allow."""
     limits = [num_cached]
-    model_len = getattr(hf_config.get_text_config(), "max_position_embeddings", None)
-    limits += [limit for limit in (model_len, config.max_model_len) if limit]
+    limits += [limit for limit in (context_tokens(hf_config), config.max_model_len) if limit]
     return min(limits)

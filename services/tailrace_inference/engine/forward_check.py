@@ -2,7 +2,8 @@
 
 Two sequences, a short one and one past every special length, are computed in pieces over the cache,
 side by side in the same steps, and compared with the plain model on each sequence alone. The model's
-special lengths are made short for the check (`model_probe`). Random weights are stirred; the first real
+special lengths are made short for the check (`model_probe`). Random weights are stirred, and checked in
+float32 too: rounding in half precision is as large as what a wrong forward changes. The first real
 weights are checked again, and a forward that fails there is replaced by a slower one.
 
 Where a model changes at a length in ways that no forward follows (rotary embeddings that depend on the
@@ -19,7 +20,14 @@ from torch import Tensor, nn
 
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.log import get_logger
-from tailrace.model_probe import forget_lengths, shortened, special_lengths, stirred, trial_length
+from tailrace.model_probe import (
+    forget_lengths,
+    shortened,
+    special_lengths,
+    stirred,
+    trial_length,
+    widened,
+)
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.attention import (
     ATTENTION_NAME,
@@ -43,7 +51,10 @@ _BRIEF = 8
 _BLOCK_TOKENS = 8
 # Of (short, long) sequence: tokens of the first and the last steps. One step between takes the rest.
 _FIRST, _LAST = (5, 10), ((1, 29), (1, 1))
-_NUM_DRAWS = 2
+_NUM_DRAWS, _NUM_DRAWS_WIDENED = 2, 6
+# Of the tokens of a model in half precision, which may have many routers: near ties spoil a few tokens,
+# a wrong forward a tenth and more.
+_SHARE_RIGHT = 0.95
 _WORTHWHILE = 1024  # a fast forward bounded at fewer tokens gives way to a slow one without a bound
 
 
@@ -121,7 +132,7 @@ class ForwardChooser:
         self._model = model
         self._config = config
         self._room = room  # tokens of a cache of these layers, and of the longest sequence
-        self._dtype: torch.dtype = next(model.parameters()).dtype
+        self._is_widened = False
         self._device: torch.device = next(model.parameters()).device
         self._least = min(special_lengths(model).values(), default=0)
         self._longest = trial_length(model)
@@ -146,9 +157,46 @@ class ForwardChooser:
             yield from bounded
             yield from _of_rows(is_bounded=True)
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        dtype: torch.dtype = next(self._model.parameters()).dtype
+        return dtype
+
     @torch.no_grad()
     def choose(self, *, is_stirred: bool) -> Choice:
         """The first forward that agrees; raises `UnsupportedModelError`."""
+        if is_stirred and self._dtype != torch.float32:
+            self._leave_wrong_ones()
+        return self._chosen(self._first_right(is_stirred))
+
+    def _leave_wrong_ones(self) -> None:
+        """Leaves forwards up to the first that agrees in float32, if the model computes in it here."""
+        try:
+            with widened(self._model):
+                if self._computes_widened():
+                    self._is_widened = True
+                    self._first_right(is_stirred=True)
+        except torch.OutOfMemoryError as error:
+            log.warning("forward not checked in float32", reason=str(error).partition("\n")[0])
+        finally:
+            self._is_widened = False
+            self._made.clear()  # they hold weights in float32
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()  # the size of the cache is asked of the device
+
+    def _computes_widened(self) -> bool:
+        """Tells whether the plain model computes in float32: some kernels do not."""
+        self._model.set_attn_implementation("eager")
+        try:
+            with foreign_code("the plain model"):
+                self._plain(drawn_sequences(self._model, self._longest, 0)[0])
+        except ForeignCodeError as error:
+            log.warning("forward not checked in float32", reason=str(error))
+            return False
+        return True
+
+    def _first_right(self, is_stirred: bool) -> Candidate:
+        """The first forward that agrees as the weights are now; those before it are left."""
         model_type = str(self._model.config.model_type)
         while self._left:
             candidate = self._left[0]
@@ -160,7 +208,7 @@ class ForwardChooser:
                     raise error.error from error
                 reason = str(error.error)
             if not reason:
-                return self._chosen(candidate)
+                return candidate
             log.info("forward left", model_type=model_type, forward=candidate.name, reason=reason)
             self._reason = reason
             self._made.pop(candidate, None)
@@ -188,17 +236,20 @@ class ForwardChooser:
         if candidate not in self._made:
             is_llama = candidate.name == "llama"
             self._made[candidate] = (
-                LlamaForward(model, max(self._room(self._layers)[1], self._longest))
-                if is_llama
-                else GenericForward(model)
+                LlamaForward(model, self._num_positions()) if is_llama else GenericForward(model)
             )
         return self._made[candidate], self._layers
+
+    def _num_positions(self) -> int:
+        """Positions that a forward is made for: those of its check alone, or of any sequence."""
+        room = 0 if self._is_widened else self._room(self._layers)[1]
+        return max(room, self._longest)
 
     def _disagreement(self, candidate: Candidate, is_stirred: bool) -> str:
         """Difference from the plain model, in words; empty if there is none in some draw of tokens."""
         forward, layers = self._forward(candidate)
         found = ""
-        for seed in range(_NUM_DRAWS):
+        for seed in range(_NUM_DRAWS_WIDENED if self._is_widened else _NUM_DRAWS):
             with (
                 nullcontext() if candidate.is_bounded else shortened(self._model),
                 stirred(self._model) if is_stirred else nullcontext(),
@@ -212,11 +263,17 @@ class ForwardChooser:
                 forward.refresh()
                 errors = self._errors(forward, layers, ids, expected)
             forward.refresh()
-            error = float(errors.max() if self._dtype == torch.float32 else errors.mean())
+            error = self._judged(errors)
             if error <= TOLERANCE[self._dtype]:
                 return ""
             found = f"its logits differ from those of the plain model by {error:.2g} of their spread"
         return found
+
+    def _judged(self, errors: Tensor) -> float:
+        """One error for those of tokens [T]."""
+        if self._dtype != torch.float32:
+            return float(errors.mean())
+        return float(errors.quantile(_SHARE_RIGHT) if self._is_widened else errors.max())
 
     def _plain(self, ids: Tensor) -> Tensor:
         forget_lengths(self._model)

@@ -19,6 +19,8 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _SHIFT_30, _SHIFT_27, _SHIFT_31 = np.uint64(30), np.uint64(27), np.uint64(31)
 # 23 random bits: then u * total < total also holds after float32 rounding.
 _SHIFT_TO_23_BITS = np.uint64(41)
+_COLD = np.float32(0.01)  # temperatures below it are applied to the distance from the likeliest token
+_SCALES = np.finfo(np.float32)
 
 
 class SamplingRows(NamedTuple):
@@ -50,6 +52,10 @@ def scaled_logprobs(logits: Tensor, rows: SamplingRows) -> Tensor:
     scaled = logits.float()
     if (rows.temperature != 1.0).any():
         scale = np.where(rows.temperature == 0.0, np.float32(1.0), rows.temperature)
+        if (is_cold := scale < _COLD).any():  # a quotient may exceed float32
+            shift = torch.from_numpy(is_cold).to(logits.device).unsqueeze(1)
+            scaled = torch.where(shift, scaled - scaled.amax(dim=-1, keepdim=True), scaled)
+        scale = scale.clip(_SCALES.tiny, _SCALES.max)
         scaled = scaled / torch.from_numpy(scale).to(logits.device).unsqueeze(1)
     return torch.log_softmax(scaled, dim=-1)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.quantizers.auto import AutoQuantizationConfig
 from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_3_available
 from transformers.utils.logging import disable_progress_bar
 
@@ -83,8 +84,13 @@ def load_model(
         tokenizer = AutoTokenizer.from_pretrained(name)
         _check_attention(config)
         with foreign_code("transformers"):
+            architecture = _unquantized(AutoConfig.from_pretrained(name))
             model, info = load(
-                name, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+                name,
+                config=architecture,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                output_loading_info=True,
             )
     except (OSError, ValueError, ForeignCodeError) as error:
         reason = error.error if isinstance(error, ForeignCodeError) else error
@@ -99,6 +105,25 @@ def load_model(
             "random: give a whole model for text generation"
         )
     return TrainableModel(prepared(model, config), tokenizer)
+
+
+def _unquantized(architecture: Any) -> Any:
+    """Lets quantized weights be read as numbers that can be trained; `ValueError` where that is not so.
+
+    Left to themselves, some are read so on the CPU only: on a GPU all but norms would stay as they are.
+    """
+    given = getattr(architecture, "quantization_config", None)
+    if not given:
+        return architecture
+    settings = given if isinstance(given, dict) else given.to_dict()
+    wish = settings | {"dequantize": True}
+    if not getattr(AutoQuantizationConfig.from_dict(wish), "dequantize", False):
+        raise ValueError(
+            f"its weights are quantized ({settings.get('quant_method')}) and cannot be trained: use "
+            "the model that they were made of"
+        )
+    architecture.quantization_config = wish
+    return architecture
 
 
 def _head_weights(model: Any) -> set[str]:

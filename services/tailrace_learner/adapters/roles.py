@@ -54,7 +54,7 @@ class RoleMaker:
         self._config = config
         self._policy = policy
         self._strategy = strategy
-        self._vocabulary = loaded.model.config.vocab_size
+        self._vocabulary = loaded.model.config.get_text_config().vocab_size
         self._checkpoint = checkpoint
         self._saved: RunState | None = read_checkpoint(Path(checkpoint)).state if checkpoint else None
         self._start: Callable[[], str] = cache(lambda: keep_start(run, config, loaded, strategy))
@@ -107,7 +107,7 @@ class RoleMaker:
         config, args = self._config, self._config.critic
         assert args is not None
         trunk = self._policy if args.shared else self._trunk(args.pretrain)
-        head = make_head(trunk.model.config.hidden_size, trunk.device)
+        head = make_head(_width(trunk.model.config.get_text_config()), trunk.device)
         critic = Critic(trunk, head, args)
         optimizer = SummedOptimizer.of(critic.parameters, args.training_args)
         if self._checkpoint:
@@ -124,12 +124,18 @@ class RoleMaker:
 
     def _load(self, source: str, key: str, *, needs_head: bool = True) -> TrainableModel:
         loaded = load_model(source, self._config, key, needs_head=needs_head)
-        if loaded.model.config.vocab_size != self._vocabulary:
+        vocabulary = loaded.model.config.get_text_config().vocab_size
+        if vocabulary != self._vocabulary:
             raise ConfigError(
-                f"{key}: the vocabulary of {source!r} has {loaded.model.config.vocab_size} tokens, the "
-                f"policy's {self._vocabulary}: use a model with the policy's tokenizer"
+                f"{key}: the vocabulary of {source!r} has {vocabulary} tokens, the policy's "
+                f"{self._vocabulary}: use a model with the policy's tokenizer"
             )
         return loaded
+
+
+def _width(text_config: Any) -> int:
+    """Size of the hidden states that the output matrix reads; OPT may make its own smaller."""
+    return int(getattr(text_config, "word_embed_proj_dim", 0) or text_config.hidden_size)
 
 
 def pretrained_start(run: RunConfig, config: LearnerConfig) -> str:

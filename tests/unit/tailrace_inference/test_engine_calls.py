@@ -80,6 +80,7 @@ def test_stop_strings_without_a_tokenizer_are_refused() -> None:
         ([-1], 5, {}, "prompt_ids"),
         ([1] * 256, 5, {}, "prompt_ids"),
         ([1], 0, {}, "max_new_tokens"),
+        ([1], 5, {"stop_token_ids": (3,) * 1025}, "stop_token_ids"),
         ([1], 5, {"temperature": -0.1}, "temperature"),
         ([1], 5, {"temperature": float("nan")}, "temperature"),
         ([1], 5, {"top_p": 0.0}, "top_p"),

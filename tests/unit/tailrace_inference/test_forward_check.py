@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
+from transformers import MptConfig
 
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.attention import UnsupportedModelError
@@ -13,6 +15,7 @@ from tailrace_inference.engine.engine import TorchEngine
 from tailrace_inference.engine.hf_engine import HfEngine
 from tailrace_inference.engine.llama_forward import LlamaForward
 from tailrace_inference.engine.row_forward import ROW_MODES
+from tailrace_protos.weights import ModelCard
 from tests.models.judge import engine_verdict
 from tests.models.page import PAGE, lines_of
 from tests.models.zoo import configuration
@@ -50,16 +53,36 @@ def test_a_forward_that_is_wrong_for_the_real_weights_is_replaced(
     assert largest_error(model, [asked]) < 1e-4
 
 
+def test_a_few_tokens_with_near_ties_leave_no_forward_of_a_model_in_half_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = LlamaForward.logits
+    spoilt = 1
+
+    def with_ties(self: LlamaForward, *args: Any) -> Tensor:
+        logits = own(self, *args)
+        if logits.dtype == torch.float32:
+            logits[:spoilt] *= 1.5
+        return logits
+
+    monkeypatch.setattr(LlamaForward, "logits", with_ties)
+    settings = InferenceConfig(max_running=4, kv_cache_tokens=1024, dtype="bfloat16")
+    assert TorchEngine.from_config_json(config_of("qwen3"), settings).forward_name == "llama"
+    spoilt = 8
+    assert TorchEngine.from_config_json(config_of("qwen3"), settings).forward_name == "generic"
+
+
 def config_of(name: str, **keys: Any) -> bytes:
     text: str = configuration(name, **keys).to_json_string(use_diff=False)
     return text.encode()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["lfm2", "mamba", "recurrent_gemma", "llama:dynamic"])
-def test_the_reference_engine_refuses_models_that_padding_changes(name: str) -> None:
+def test_the_reference_engine_refuses_models_that_padding_changes(name: str, dtype: str) -> None:
     refusal = r"does not run on the hf engine: .*set inference\.engine to torch"
     with pytest.raises(UnsupportedModelError, match=refusal):
-        HfEngine(config_of(name), InferenceConfig())
+        HfEngine(config_of(name, initializer_range=0.02), InferenceConfig(dtype=dtype))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2", "mistral:window", "gpt_oss", "deepseek_v3"])
@@ -71,6 +94,27 @@ def test_attention_that_selects_keys_gets_a_forward_that_does_where_the_check_se
     text = config_of("minimax_m3_vl_text", index_block_size=16, index_topk_blocks=16)
     engine = TorchEngine.from_config_json(text, InferenceConfig(max_running=4, kv_cache_tokens=1024))
     assert engine.forward_name in ROW_MODES
+
+
+@pytest.mark.parametrize("name", ["llama:dynamic", "phi3:longrope", "qwen3", "gpt_oss"])
+def test_half_precision_hides_no_wrong_forward(name: str) -> None:
+    """Rounding is as large as the difference that a rotary embedding of another length makes."""
+    text = config_of(name, initializer_range=0.02)
+    settings = {"max_running": 4, "kv_cache_tokens": 1024}
+    exact, half = (
+        TorchEngine.from_config_json(text, InferenceConfig(dtype=dtype, **settings))
+        for dtype in ("float32", "bfloat16")
+    )
+    assert (half.forward_name, half.max_len) == (exact.forward_name, exact.max_len)
+    kept = {each.dtype for each in half._model.model.parameters()}
+    assert kept == {torch.bfloat16}
+
+
+def test_a_context_of_another_name_bounds_sequences() -> None:
+    sizes: dict[str, Any] = {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": 96}
+    text = MptConfig(max_seq_len=64, **sizes).to_json_string(use_diff=False).encode()
+    engine = TorchEngine.from_config_json(text, InferenceConfig(max_running=4, kv_cache_tokens=1024))
+    assert engine.max_len == ModelCard(text, {}).context_tokens == 64
 
 
 def test_a_context_shorter_than_the_checks_sequences_is_enough() -> None:

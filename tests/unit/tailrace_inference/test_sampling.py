@@ -83,6 +83,23 @@ def test_temperature_zero_takes_the_likeliest_and_reports_its_logprob_at_one() -
     assert torch.allclose(logprobs, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-30, 1e-6])
+def test_a_tiny_temperature_takes_the_likeliest_with_certainty(temperature: float) -> None:
+    logits = torch.stack([logits_of_one(seed) for seed in range(6)]) * 20
+    tokens, logprobs = sample(logits, rows(6, temperature=temperature))
+    assert tokens.tolist() == logits.argmax(-1).tolist()
+    assert torch.equal(logprobs, torch.zeros(6))
+
+
+def test_at_a_huge_temperature_all_allowed_tokens_are_equally_likely() -> None:
+    logits = logits_of_one().expand(4000, -1).clone()
+    logits[:, 5:] = -torch.inf  # by a guide
+    with np.errstate(over="ignore"):
+        tokens, logprobs = sample(logits, rows(4000, temperature=1e300))
+    assert np.abs(frequencies(tokens)[:5] - 0.2).max() < 0.03
+    assert torch.allclose(logprobs, torch.full((4000,), 0.2).log())
+
+
 def test_mixed_rows_are_sampled_as_if_alone() -> None:
     logits = torch.stack([logits_of_one(seed) for seed in range(4)])
     columns = {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import pytest
 from tokenizers import Tokenizer, decoders, models
+from tokenizers.decoders import DecodeStream
 
 from tailrace_inference.engine.stops import StopStrings
 from tailrace_protos.generation import FinishReason
@@ -37,6 +40,33 @@ def test_bytes_that_are_no_text_hide_no_stop_string_behind_them(
         stops = StopStrings(byte_fallback(*WORDS), ["never", stop], ids[:num_continued])
         found = [stops.push(token_id) for token_id in ids[num_continued:end]]
         assert found == [None] * (end - num_continued - 1) + [stop]
+
+
+class CountedStream:
+    """A stream that counts the tokens that it decodes with each step."""
+
+    decoded: ClassVar[list[int]] = []
+
+    def __init__(self, **settings: Any) -> None:
+        self._inner = DecodeStream(**settings)
+        self._num_held = 0
+
+    def step(self, tokenizer: Tokenizer, token_id: int) -> str | None:
+        self._num_held += 1
+        self.decoded.append(self._num_held)
+        text: str | None = self._inner.step(tokenizer, token_id)
+        self._num_held = self._num_held if text is None else 0
+        return text
+
+
+def test_the_cost_of_a_token_does_not_grow_with_bytes_that_are_no_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tailrace_inference.engine.stops.DecodeStream", CountedStream)
+    searched = StopStrings(byte_fallback(*WORDS), ["bc"], [])
+    assert {searched.push(FIRST) for _ in range(1000)} == {None}
+    assert max(CountedStream.decoded) < 100
+    assert [searched.push(token) for token in (B, C)] == [None, "bc"]
 
 
 def test_calls_that_sample_bytes_and_letters_at_random_go_on_to_their_length() -> None:

@@ -6,16 +6,20 @@ with its own attention: slower, and right for every causal model. `path_check` c
 choice stays with the model.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tailrace.model_probe import forget_lengths
 from tailrace_learner.core.batch.packing import PackedBatch, pack
 from tailrace_learner.core.batch.rows import TrainingRow
+from tailrace_learner.core.model.logprobs import wide_linear
 
 PACKED = "tailrace_packed"  # name of packed attention
 
@@ -140,16 +144,29 @@ class _Given:
         return None
 
 
-def own_logits(model: Any, hidden: Tensor) -> Tensor:
-    """Logits [m, V] that the model itself makes of hidden states [m, H], with bias, scale or cap."""
-    base = decoder_of(model)
-    had_forward = vars(base).get("forward")
-    base.forward = lambda *args, **kwargs: _Given(hidden.unsqueeze(0))
-    try:
-        ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
+def own_logits(model: Any, hidden: Tensor, *, bfloat16: bool = False) -> Tensor:
+    """Logits [m, V] that the model itself makes of hidden states [m, H], with bias, scale or cap.
+
+    With `bfloat16` the factors of the output matrix's product are rounded to it and their sums are not.
+    """
+    ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
+    given, head = _Given(hidden.unsqueeze(0)), model.get_output_embeddings()
+    with ExitStack() as stack:
+        stack.enter_context(_with_forward(decoder_of(model), lambda *args, **kwargs: given))
+        if bfloat16 and getattr(type(head), "replaces", type(head)) is nn.Linear:
+            stack.enter_context(_with_forward(head, partial(wide_linear, head)))
         logits: Tensor = model(input_ids=ids, use_cache=False).logits
-    finally:
-        del base.forward
-        if had_forward is not None:
-            base.forward = had_forward
     return logits[0]
+
+
+@contextmanager
+def _with_forward(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    """Gives a module another forward for a while."""
+    own = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own

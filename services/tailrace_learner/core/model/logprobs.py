@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tailrace_learner.core.cpu.kernels import matmul_t
@@ -64,6 +64,35 @@ class _TokenLogprobs(torch.autograd.Function):
             if grad_weight is not None:
                 grad_weight += _product(grad.t(), states[part].t())
         return grad_hidden, grad_weight, None, None, None, None
+
+
+class _WideProduct(torch.autograd.Function):
+    """States [..., H] times a matrix [V, H] transposed: factors in bfloat16, sums in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor) -> Tensor:
+        ctx.dtypes, ctx.shape = (states.dtype, weight.dtype), states.shape
+        states, weight = states.flatten(0, -2).bfloat16(), weight.bfloat16()
+        ctx.save_for_backward(states, weight)
+        with torch.autocast(states.device.type, enabled=False):
+            return _product(states, weight).view(*ctx.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
+        states, weight = ctx.saved_tensors
+        grad = grads[0].flatten(0, -2).bfloat16()
+        of_weight: Tensor | None = None
+        with torch.autocast(grad.device.type, enabled=False):
+            of_states = _product(grad, weight.t()).to(ctx.dtypes[0])
+            if ctx.needs_input_grad[1]:
+                of_weight = _product(grad.t(), states.t()).to(ctx.dtypes[1])
+        return of_states.view(ctx.shape), of_weight
+
+
+def wide_linear(layer: nn.Linear, states: Tensor) -> Tensor:
+    """Output [..., V] float32 of a linear layer in bfloat16, as `token_logprobs` computes logits."""
+    product: Tensor = _WideProduct.apply(states, layer.weight)  # type: ignore[no-untyped-call]
+    return product if layer.bias is None else product + layer.bias.float()
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class PolicyModel:
         if path_of(self.model).head == "own":
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
                 return logprobs_of_logits(
-                    partial(own_logits, self.model),
+                    partial(own_logits, self.model, bfloat16=self.autocast),
                     hidden,
                     batch.target_ids,
                     temperature=self.temperature,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -107,6 +108,15 @@ def test_the_check_leaves_weights_and_lengths_as_they_were() -> None:
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_a_number_of_layers_is_no_special_length(name: str) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    model = new_model(name, max_position_embeddings=64, rope_parameters=rope, sliding_window=64)
+    assert set(special_lengths(model).values()) == {64}
+    prepared(model, config())
+    assert path_of(model).max_packed_tokens == 63
+
+
 def test_a_probed_model_is_short_and_stirred_for_a_while() -> None:
     model = moved_model("mistral:window")
     norm = model.model.norm.weight
@@ -172,3 +182,33 @@ def test_a_model_that_fails_in_bfloat16_alone_is_refused_at_load() -> None:
     with pytest.raises(ConfigError, match=r"'dbrx'.*bfloat16.*dtype float32 is possible"):
         prepared(moved_model("dbrx"), config(dtype="bfloat16"))
     prepared(moved_model("dbrx"), config())
+
+
+@pytest.mark.parametrize(
+    ("name", "of_product"),
+    [
+        ("gemma2", lambda product: 30.0 * torch.tanh(product / 30.0)),
+        ("granite", lambda product: product / 2.0),
+    ],
+)
+def test_bfloat16_rounds_no_logits_of_a_head_that_is_more_than_a_matrix(
+    name: str, of_product: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """As of a matrix alone: factors are rounded, their sums are not."""
+    model = moved_model(name)
+    model.get_output_embeddings().weight.data.mul_(20.0)
+    prepared(model, config(dtype="bfloat16"))
+    policy = PolicyModel(model, CPU, 1.0, logprob_chunk_tokens=64, autocast=True)
+    assert policy.path.head == "own"
+    batch = policy.pack(rows(), config())
+    hidden = policy.hidden(batch).detach().requires_grad_()
+    found = policy.predict(hidden, batch)[0]
+    weight = model.get_output_embeddings().weight
+    factors = hidden.bfloat16().float(), weight.bfloat16().float()
+    logits = of_product(factors[0] @ factors[1].t())
+    expected = logits.log_softmax(-1).gather(1, batch.target_ids[:, None])[:, 0]
+    assert float((found - expected).detach().abs().max()) < 1e-4
+    for given in (hidden, weight):
+        (wanted,) = torch.autograd.grad(expected.sum(), given, retain_graph=True)
+        (grad,) = torch.autograd.grad(found.sum(), given, retain_graph=True)
+        assert float((grad - wanted).norm()) < 0.01 * float(wanted.norm())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailrace.config import RunConfig
+from tailrace_learner.adapters import hf_model
 from tailrace_learner.adapters.hf_model import TrainableModel
 from tailrace_learner.adapters.launch import _strategy
 from tailrace_learner.adapters.roles import RoleMaker
@@ -16,6 +19,8 @@ from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.deepspeed import DeepspeedStrategy, Zero3Strategy
 from tailrace_learner.config import CriticArgs, LearnerConfig, StrategyArgs, TrainingArgs
 from tailrace_learner.core.batch.ranks import ONE_RANK
+from tailrace_learner.core.model.policy import PolicyModel
+from tests.models.zoo import configuration
 from tests.unit.tailrace_learner.factory import make_policy, make_rows
 from tests.unit.tailrace_learner.stepping import weights
 
@@ -39,6 +44,37 @@ def trained_head(critic: dict[str, Any], max_steps: int = 4, **settings: Any) ->
             parameter.grad = torch.randn(parameter.shape, generator=generator)
         trainer.update(make_rows(2), is_last=True)
     return weights(trainer.critic.parameters)
+
+
+def made(config: Any) -> PolicyModel:
+    """A policy of this Hugging Face configuration."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    hf_model.prepared(model, LearnerConfig(device="cpu"))
+    return PolicyModel(model, torch.device("cpu"), 1.0, logprob_chunk_tokens=64)
+
+
+def model_of_text_and_images() -> Any:
+    """Configuration whose sizes are those of a part."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    text = configuration("gemma3_text").to_dict()
+    return AutoConfig.for_model("gemma3", text_config=text, vision_config=vision)
+
+
+@pytest.mark.parametrize(
+    "make", [model_of_text_and_images, lambda: configuration("opt", word_embed_proj_dim=16)]
+)
+def test_a_critic_reads_the_states_of_a_model_with_other_names_of_its_sizes(
+    make: Callable[[], Any],
+) -> None:
+    policy = made(make())
+    config = LearnerConfig(adv_estimator="gae", critic=CriticArgs(shared=True), device="cpu")
+    loaded, run = TrainableModel(policy.model, None), RunConfig(exp_name="unit")
+    critic = RoleMaker(run, config, loaded, policy, Strategy(), "").make().critic
+    assert critic is not None
+    batch = policy.pack(make_rows(2), config)
+    assert critic.critic.values(batch).tolist() == [0.0] * len(batch.target_ids)
 
 
 @pytest.mark.parametrize(
