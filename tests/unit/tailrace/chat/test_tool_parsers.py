@@ -114,6 +114,13 @@ WELL_FORMED = [
     ("mistral", '[TOOL_CALLS]search[ARGS]{"query": "a"}[TOOL_CALLS]now[ARGS]{}', "", TWO),
     ("mistral", '[TOOL_CALLS]search{"query": "a"}', "", ONE),
     (
+        "mistral",
+        '[TOOL_CALLS][{"name": "search", "arguments": {"query": "[ARGS]"}}]',
+        "",
+        [("search", {"query": "[ARGS]"})],
+    ),
+    ("mistral", '[TOOL_CALLS]search{"query": "[ARGS]"}', "", [("search", {"query": "[ARGS]"})]),
+    (
         "deepseek",
         "Let me.\n\n"
         + DS_ALL.format(
@@ -179,6 +186,7 @@ MALFORMED = [
         '<tool_call>{"name": "f", "arguments": {"x": "\\ud800"}}</tool_call>',
         "written as JSON",
     ),
+    ("hermes", '<tool_call>{"name": "\\ud800"}</tool_call>', "no name of a tool"),
     ("hermes", "<tool_call>" + "[" * 100_000, "invalid JSON"),
     ("qwen3_coder", "<tool_call>search</tool_call>", "names no function"),
     ("qwen3_coder", "<function=search>a</function>", "no parameters"),
@@ -242,6 +250,12 @@ def test_ids_that_models_write_are_kept() -> None:
     assert TOOL_PARSERS["mistral"].parse(text, ()).calls[0].call_id == "abc123def"
 
 
+def test_an_id_that_no_message_can_carry_is_not_kept() -> None:
+    text = '[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "a\\ud800"}]'
+    (call,) = TOOL_PARSERS["mistral"].parse(text, ()).calls
+    assert call == ("now", "{}", "")
+
+
 def test_arguments_are_written_in_one_way_whatever_white_space_the_model_used() -> None:
     text = '<tool_call>{"name": "f",\n\n "arguments":{"b":1 ,"a" : "ü"}}</tool_call>'
     (call,) = TOOL_PARSERS["hermes"].parse(text, ()).calls
@@ -253,7 +267,7 @@ FRAGMENTS = [
     "<tool_call>", "</tool_call>", "<function=", "<parameter=", "</function>", "[TOOL_CALLS]", "[ARGS]",
     "<|start|>", "<|message|>", " to=functions.", "<|python_tag|>", "<｜tool▁call▁begin｜>", "{", "}",
     '"', "[", "]", "(", ")", "\n", "\\", "\0", "search", "=", ",", "name", "\ud800", "é", "'", "lambda",
-    "1e999",
+    "1e999", "\\ud800", "\\u0000",
 ]  # fmt: skip
 fuzz = st.one_of(
     st.text(max_size=60),
@@ -284,5 +298,6 @@ def test_no_text_makes_a_parser_raise_or_write_arguments_that_are_no_object(
     for call in found.calls:
         assert isinstance(json.loads(call.arguments), dict)
         assert call.name
+        "".join(call).encode()  # as every message is
     if not found.calls and not found.malformed:
         assert found.content.strip() in text
