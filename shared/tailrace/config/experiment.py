@@ -33,6 +33,8 @@ def load_experiment(path: str | Path) -> dict[str, Any]:
         content = msgspec.json.decode(text) if Path(path).suffix == ".json" else load_yaml(text)
     except OSError as error:
         raise ConfigError(f"cannot read experiment file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text in UTF-8: {error}") from error
     except (yaml.YAMLError, msgspec.DecodeError) as error:
         raise ConfigError(f"{path} is not valid {Path(path).suffix[1:].upper()}: {error}") from error
     if not isinstance(content, dict):
@@ -48,7 +50,8 @@ def run_config(experiment: Mapping[str, Any], source: str) -> RunConfig:
 
 def section_config(experiment: Mapping[str, Any], section: str, kind: type[C], source: str) -> C:
     """Decodes the section of one service; a missing section has all defaults."""
-    return decode_config(experiment.get(section) or {}, kind, source, where=section)
+    content = experiment.get(section)
+    return decode_config({} if content is None else content, kind, source, where=section)
 
 
 def decode_config(

@@ -65,6 +65,12 @@ def test_a_missing_section_means_all_defaults() -> None:
     assert section_config({"agents": None}, "agents", Section, "f") == Section()
 
 
+@pytest.mark.parametrize("content", [False, 0, "", []])
+def test_a_section_that_holds_no_keys_is_refused(content: object) -> None:
+    with pytest.raises(ConfigError, match="f: agents: Expected `object`"):
+        section_config({"agents": content}, "agents", Section, "f")
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -94,6 +100,9 @@ def test_unreadable_files_are_user_errors(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("a: [1,")
     with pytest.raises(ConfigError, match="not valid YAML"):
         load_experiment(tmp_path / "broken.yaml")
+    (tmp_path / "latin.yaml").write_bytes("a: é".encode("latin-1"))
+    with pytest.raises(ConfigError, match="is not text in UTF-8"):
+        load_experiment(tmp_path / "latin.yaml")
     (tmp_path / "list.yaml").write_text("- 1")
     with pytest.raises(ConfigError, match="expected keys"):
         load_experiment(tmp_path / "list.yaml")
