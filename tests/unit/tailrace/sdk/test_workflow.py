@@ -11,8 +11,10 @@ import pytest
 
 from tailrace.config import ConfigError
 from tailrace.sdk.workflow import PolicyFailureError, WorkflowEnd, load_workflow, run_to_end
+from tailrace_protos.base import decode, encode
 from tailrace_protos.episode import Outcome
 
+NO_NUMBER: Any = None
 OFFERED = {"base_url": "http://h/v1", "api_key": "k", "http_client": object()}
 
 
@@ -44,6 +46,7 @@ async def test_a_dict_holds_rewards_by_completion_id() -> None:
         (None, "returned NoneType: return a number"),
         ("0.5", "returned str"),
         (float("nan"), "returned nan: rewards must be finite"),
+        (10**400, "returned inf: rewards must be finite"),
         ({"c1": float("inf")}, "returned inf"),
         ({}, "returned an empty dict"),
         ({"c1": "1"}, "returned a dict of str to str"),
@@ -66,6 +69,8 @@ async def test_anything_else_is_an_infrastructure_failure_that_says_what(
         (TimeoutError("slow"), Outcome.TIMEOUT, "raised TimeoutError: slow"),
         (SystemExit(3), Outcome.INFRA_FAILURE, "tried to end its process: SystemExit(3)"),
         (PolicyFailureError("gave up", 0.1), Outcome.POLICY_FAILURE, "gave up"),
+        (PolicyFailureError("lost", float("nan")), Outcome.INFRA_FAILURE, "with a reward of nan"),
+        (PolicyFailureError("lost", NO_NUMBER), Outcome.INFRA_FAILURE, "with a reward of NoneType"),
     ],
 )
 async def test_what_it_raises_becomes_a_typed_end(
@@ -75,6 +80,13 @@ async def test_what_it_raises_becomes_a_typed_end(
     assert end.outcome is outcome
     assert reason in end.reason
     assert bool(end.rewards) == end.outcome.is_valid
+
+
+@pytest.mark.parametrize("reward", [np.float32(0.25), np.int64(-1), 1, True])
+async def test_the_end_of_a_failed_policy_can_be_sent(reward: Any) -> None:
+    end = await end_of(PolicyFailureError(ValueError("lost"), reward))  # type: ignore[arg-type]
+    wanted = WorkflowEnd(Outcome.POLICY_FAILURE, "lost", {"": float(reward)})
+    assert decode(encode(end), WorkflowEnd) == wanted
 
 
 async def test_the_reason_names_the_line_that_raised() -> None:
