@@ -8,7 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from tailrace.chat.tool_parsers.calls import CallCollector, NoCallError, make_call, parse_json
+from tailrace.chat.tool_parsers.calls import (
+    CallCollector,
+    NoCallError,
+    excerpt,
+    make_call,
+    parse_json,
+)
 from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls, ToolParser
 from tailrace_protos.chat import ToolSchema
 
@@ -78,9 +84,10 @@ def _call(function: str, tools: Sequence[ToolSchema]) -> FoundCall:
     arguments: dict[str, Any] = {}
     for parameter in body.split(_PARAMETER)[1:]:
         key, value = _named(parameter)
-        if value.startswith(">"):
-            text = value[1:].partition(_PARAMETER_END)[0]
-            arguments[key] = typed_value(_unwrapped(text), types.get(key))
+        if not value.startswith(">"):
+            raise NoCallError(f"the tag of the parameter {excerpt(key)} is not closed")
+        text = value[1:].partition(_PARAMETER_END)[0]
+        arguments[key] = typed_value(_unwrapped(text), types.get(key))
     if body.strip() and not arguments:
         raise NoCallError(f"the call of {name} has text but no parameters")
     return make_call(name, arguments)

@@ -159,6 +159,28 @@ def test_harmony_channels_become_thoughts_content_and_calls() -> None:
     assert parsed.message.reasoning == "first\nthen"
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.search <|constrain|>json",
+        " to=functions.search<|channel|>commentary json",
+    ],
+)
+def test_a_harmony_call_without_a_message_is_malformed(header: str) -> None:
+    text = f"<|channel|>final<|message|>I look.<|end|><|start|>assistant{header}<|call|>"
+    parsed = families.renderer(HARMONY).parse_reply(families.encoded(HARMONY, text))
+    assert parsed.message.content == f"I look.<|start|>assistant{header}"
+    assert "no recipient or no message" in parsed.malformed
+    alone = families.renderer(HARMONY).parse_reply(families.encoded(HARMONY, f"{header}<|call|>"))
+    assert (alone.num_malformed, alone.message.tool_calls) == (1, ())
+
+
+def test_a_harmony_header_without_a_message_is_no_content() -> None:
+    text = "<|channel|>final<|message|>Yes.<|end|><|start|>assistant<|channel|>final"
+    parsed = families.renderer(HARMONY).parse_reply(families.encoded(HARMONY, text))
+    assert (parsed.message.content, parsed.num_malformed) == ("Yes.", 0)
+
+
 def test_a_malformed_call_is_told_to_the_model_and_counted() -> None:
     text = 'Look:<tool_call>{"name": "search", </tool_call><|im_end|>'
     parsed = families.renderer(QWEN).parse_reply(families.encoded(QWEN, text))

@@ -91,6 +91,7 @@ WELL_FORMED = [
         [("search", {"limit": "many"})],
     ),
     ("llama3_json", '{"name": "search", "parameters": {"query": "a"}}', "", ONE),
+    ("llama3_json", '{"parameters": {"query": "a"}, "name": "search"}', "", ONE),
     ("llama3_json", '<|python_tag|>{"name": "search", "arguments": {"query": "a"}}', "", ONE),
     (
         "llama3_json",
@@ -190,6 +191,11 @@ MALFORMED = [
     ("hermes", "<tool_call>" + "[" * 100_000, "invalid JSON"),
     ("qwen3_coder", "<tool_call>search</tool_call>", "names no function"),
     ("qwen3_coder", "<function=search>a</function>", "no parameters"),
+    (
+        "qwen3_coder",
+        "<function=search><parameter=query\na</parameter><parameter=limit>3</parameter></function>",
+        "the tag of the parameter 'query' is not closed",
+    ),
     ("llama3_json", '{"name": "search", "parameters": {"query": "a"', "invalid JSON"),
     ("llama3_json", "<|python_tag|>print(1)", "invalid JSON"),
     ("mistral", "[TOOL_CALLS]", "it is empty"),
@@ -234,6 +240,7 @@ def test_a_good_call_beside_a_malformed_one_is_still_made() -> None:
     [
         ("llama3_json", '{"answer": 42}'),
         ("llama3_json", "{x} is a set"),
+        ("llama3_json", '{"name": "parameters", "value": "arguments"}'),
         ("pythonic", "[1, 2, 3] is a list"),
         ("pythonic", "[link](https://example.org)"),
         ("hermes", "2 < 3 <tool"),
