@@ -32,6 +32,13 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "array": list,
     "null": type(None),
 }
+_TYPE_NAMES: dict[type, str] = {
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    str: "string",
+    type(None): "null",
+}
 _NO_VALUE = object()
 
 
@@ -139,15 +146,27 @@ def _as_type(text: str, name: str) -> Any:
 
 
 def _type_names(schema: object) -> list[str]:
-    """Types that a schema allows, in its order, but `null` first: it is never meant as a string."""
+    """Types that a schema allows, in its order, but `null` first: it is never meant as a string.
+
+    A schema without a type has those of the values that it lists, numbers before strings.
+    """
     if not isinstance(schema, dict):
         return []
     declared = schema.get("type")
     types = [declared] if isinstance(declared, str) else []
     if isinstance(declared, list):
         types += [name for name in declared if isinstance(name, str)]
+    if not types:
+        types = sorted(_types_of_values(schema), key=lambda name: name == "string")
     for key in ("anyOf", "oneOf"):
         options = schema.get(key)
         for option in options if isinstance(options, list) else ():
             types += _type_names(option)
     return sorted(types, key=lambda name: name != "null")
+
+
+def _types_of_values(schema: dict[str, Any]) -> list[str]:
+    """Types of the values of `enum` or `const`."""
+    listed = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    values = listed if isinstance(listed, list) else []
+    return [_TYPE_NAMES[type(value)] for value in values if type(value) in _TYPE_NAMES]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.chat.tool_parsers import TOOL_PARSERS, ParsedCalls
+from tailrace.sdk import tool
 from tailrace_protos.chat import ToolSchema
 
 TOOLS = (
@@ -248,6 +250,41 @@ def test_a_good_call_beside_a_malformed_one_is_still_made() -> None:
 )
 def test_answers_that_only_begin_like_calls_are_content(parser: str, text: str) -> None:
     assert TOOL_PARSERS[parser].parse(text, TOOLS) == ParsedCalls(text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"enum": [1, 2]}, "2", 2),
+        ({"enum": ["1", "2"]}, "2", "2"),
+        ({"enum": ["auto", 5]}, "5", 5),
+        ({"enum": ["auto", 5]}, "auto", "auto"),
+        ({"enum": [0.5, 1]}, "1", 1),
+        ({"enum": [1, 2, None]}, "null", None),
+        ({"const": True}, "true", True),
+        ({"anyOf": [{"enum": [1, 2]}, {"type": "null"}]}, "1", 1),
+        ({"enum": "1"}, "1", "1"),
+        ({}, "1", "1"),
+    ],
+)
+def test_values_of_qwen3_coder_have_the_types_of_the_values_that_a_schema_lists(
+    schema: dict[str, object], text: str, value: object
+) -> None:
+    tools = [ToolSchema("f", "", {"type": "object", "properties": {"x": schema}})]
+    written = f"<function=f><parameter=x>{text}</parameter></function>"
+    (call,) = TOOL_PARSERS["qwen3_coder"].parse(written, tools).calls
+    assert json.loads(call.arguments) == {"x": value}
+
+
+def test_a_literal_number_of_a_python_tool_can_be_given_in_every_format() -> None:
+    @tool
+    def pick(level: Literal[1, 2]) -> int:
+        """Pick a level."""
+        return level
+
+    written = "<function=pick><parameter=level>2</parameter></function>"
+    (call,) = TOOL_PARSERS["qwen3_coder"].parse(written, [pick.spec.schema]).calls
+    assert pick.bind(json.loads(call.arguments)) == {"level": 2}
 
 
 def test_ids_that_models_write_are_kept() -> None:
