@@ -263,14 +263,26 @@ def test_answers_that_only_begin_like_calls_are_content(parser: str, text: str) 
         ({"enum": [1, 2, None]}, "null", None),
         ({"const": True}, "true", True),
         ({"anyOf": [{"enum": [1, 2]}, {"type": "null"}]}, "1", 1),
+        ({"$ref": "#/$defs/Filter"}, '{"a": 1}', {"a": 1}),
+        ({"allOf": [{"$ref": "#/$defs/Level"}], "default": 1}, "2", 2),
+        ({"anyOf": [{"$ref": "#/$defs/Filter"}, {"type": "null"}]}, "null", None),
+        ({"$ref": "#/$defs/Loop"}, "1", "1"),
+        ({"$ref": "#/$defs/Nothing"}, "1", "1"),
+        ({"$ref": "other.json"}, "1", "1"),
         ({"enum": "1"}, "1", "1"),
         ({}, "1", "1"),
     ],
 )
-def test_values_of_qwen3_coder_have_the_types_of_the_values_that_a_schema_lists(
+def test_values_of_qwen3_coder_have_the_types_that_a_schema_allows(
     schema: dict[str, object], text: str, value: object
 ) -> None:
-    tools = [ToolSchema("f", "", {"type": "object", "properties": {"x": schema}})]
+    definitions = {
+        "Filter": {"type": "object"},
+        "Level": {"enum": [1, 2]},
+        "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}]},
+    }
+    parameters = {"type": "object", "properties": {"x": schema}, "$defs": definitions}
+    tools = [ToolSchema("f", "", parameters)]
     written = f"<function=f><parameter=x>{text}</parameter></function>"
     (call,) = TOOL_PARSERS["qwen3_coder"].parse(written, tools).calls
     assert json.loads(call.arguments) == {"x": value}
