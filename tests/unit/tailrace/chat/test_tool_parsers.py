@@ -211,6 +211,8 @@ MALFORMED = [
     ("pythonic", "[search(query=open('x'))]", "must be literals"),
     ("pythonic", "[search(1, 2, 3, 4, 5, 6, 7, 8)]", "must be named"),
     ("pythonic", "[search(x=1e999)]", "written as JSON"),
+    ("pythonic", "[search(x=1, x=2)]", "gives x twice"),
+    ("pythonic", "[search('a', query='b')]", "gives query twice"),
     ("pythonic", "[now(), 3]", "not every item"),
     ("pythonic", "[f(" + "-" * 50_000 + "1)]", "tool call"),
 ]
