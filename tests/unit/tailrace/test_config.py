@@ -182,3 +182,17 @@ def test_numbers_that_nothing_can_use_are_named(value: float, reason: str) -> No
     content = {"many": [{}, {"temperature": value}]}
     with pytest.raises(ConfigError, match=rf"agents\.many\[1\]\.temperature: .*{reason}"):
         section_config({"agents": content}, "agents", Section, "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ({"generating_args": {"temperature": "\ud800"}}, r"agents\.generating_args\.temperature"),
+        ({"generating_args": {"\ud800": 1}}, r"agents\.generating_args\.\\ud800"),
+        ({"generating_args": ["\udcff"]}, r"agents\.generating_args\[0\]"),
+    ],
+)
+def test_half_of_a_character_is_named(content: dict[str, object], place: str) -> None:
+    with pytest.raises(ConfigError, match=f"f: {place}: a text with half of a character") as caught:
+        section_config({"agents": content}, "agents", Section, "f")
+    str(caught.value).encode()
