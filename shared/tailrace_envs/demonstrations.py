@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from tailrace.chat import Renderer
-from tailrace.sdk.env import Env
+from tailrace.sdk.env import Env, opening_of
 
 E_contra = TypeVar("E_contra", bound=Env, contravariant=True)
 E = TypeVar("E", bound=Env)
@@ -90,13 +90,13 @@ def _episode(
 ) -> list[_Turn]:
     turns: list[_Turn] = []
     observation, info = env.reset(seed=int(random.integers(2**31)))
-    instructions = info.get("instructions", "")
+    kept = opening_of(observation, info)
     done = False
     while not done:
         choices = () if random.random() < random_moves else novice.sensible_replies(env)
         choices = choices or novice.any_replies(env)
         reply = choices[int(random.integers(len(choices)))]
-        opening = instructions + observation if turns else observation
+        opening = kept + observation if turns else observation
         turns.append(
             _Turn(
                 renderer.observation_ids(opening, True).tolist(),

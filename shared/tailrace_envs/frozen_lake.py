@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from tailrace.config import Config, decode_config
 from tailrace_envs.frozen_lake_maps import FrozenLakeMap, map_for_seed, maps_of
 from tailrace_envs.game import Answer, TextGame, cells_around
+from tailrace_envs.rewards import check_rewards
 from tailrace_envs.splits import Split
 
 ACTIONS: dict[str, int] = {"Left": LEFT, "Down": DOWN, "Right": RIGHT, "Up": UP}
@@ -79,8 +80,7 @@ class FrozenLakeConfig(Config, frozen=True, kw_only=True):
             raise ValueError("view_radius must not be negative; 0 is the whole grid")
         if self.max_turns < 1:
             raise ValueError("max_turns must be at least 1")
-        if self.invalid_action_penalty < 0:
-            raise ValueError("invalid_action_penalty must not be negative: it is subtracted")
+        check_rewards(self)
 
 
 class FrozenLakeText(TextGame):

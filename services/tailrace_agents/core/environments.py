@@ -15,7 +15,7 @@ import msgspec
 
 from tailrace.foreign import foreign_code
 from tailrace.policy.activity import Stages
-from tailrace.sdk.env import NUMBER, Env
+from tailrace.sdk.env import NUMBER, Env, opening_of
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class EnvHandle:
     def _reset(self, seed: int) -> Beginning:
         with _IN_RESET:
             observation, info = _parts(self.env.reset(seed=seed), _BEGINNING)
-            return Beginning(_text(observation), _opening(observation, info))
+            return Beginning(_text(observation), opening_of(observation, info))
 
     def _step(self, reply: str) -> StepResult:
         with _IN_STEP:
@@ -159,13 +159,6 @@ def _parts(returned: Any, names: tuple[str, ...]) -> Any:
     kind = type(returned).__name__
     found = f"{kind} of {len(returned)}" if isinstance(returned, tuple | list) else kind
     raise TypeError(f"it must return ({', '.join(names)}), found {found}")
-
-
-def _opening(observation: str, info: object) -> str:
-    """Returns the text that must stay in sight: `instructions`, else all of the first observation."""
-    said = info.get("instructions") if isinstance(info, Mapping) else None
-    opening = said if isinstance(said, str) else observation
-    return opening if not opening or opening.endswith("\n") else f"{opening}\n"
 
 
 def _text(observation: object) -> str:

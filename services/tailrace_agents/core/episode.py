@@ -86,13 +86,25 @@ FatalError = GenerationFailedError | EpisodeTakenError | EpisodeHandedBackError 
 class FatalErrorLatch:
     """Keeps the first fatal error raised in `with latch:` and raises it again at later calls.
 
-    A loop may catch an exception and go on; it cannot hide a fatal error from the machine.
+    A loop may catch an exception and go on; it cannot hide a fatal error from the machine. After the
+    episode's end, calls of what the loop left behind (a task, a thread) fail too.
     """
 
-    __slots__ = ("error",)
+    __slots__ = ("error", "has_ended")
 
     def __init__(self) -> None:
         self.error: FatalError | None = None
+        self.has_ended = False
+
+    def end(self) -> None:
+        """Refuses all later calls."""
+        self.has_ended = True
+        self.error = self.error or EpisodeInfraError("the episode has ended")
+
+    def require_running(self) -> None:
+        """Raises the fatal error after the end: the answer to a call came too late."""
+        if self.has_ended and self.error is not None:
+            raise self.error
 
     def __enter__(self) -> None:
         if self.error is not None:

@@ -212,8 +212,14 @@ class Episode:
     async def play(self, run: Callable[[], Awaitable[EpisodeEnd]]) -> EpisodeResult:
         """Runs the episode within its deadline; turns every failure into an outcome.
 
-        Raises `EpisodeHandedBackError` and `EpisodeTakenError` only.
+        Raises `EpisodeHandedBackError` and `EpisodeTakenError` only. Later calls are refused.
         """
+        try:
+            return await self._play(run)
+        finally:
+            self.latch.end()
+
+    async def _play(self, run: Callable[[], Awaitable[EpisodeEnd]]) -> EpisodeResult:
         deadline = asyncio.timeout(self.limits.wall_clock_s)
         end = EpisodeEnd()
         try:

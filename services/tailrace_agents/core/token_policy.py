@@ -174,6 +174,7 @@ class LoopPolicy(EpisodePolicy):
                 params = self._params(sampling, call)
                 request = TurnRequest(prompt_ids, budget, params, self.episode_id, call)
                 answer = await self._episode.sample(self._model.policy, request)
+                self._episode.latch.require_running()
                 node = self._record(prompt, answer, params)
                 await self._records.keep_call(prompt_ids, node)
         if self._observer is not None:

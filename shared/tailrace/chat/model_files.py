@@ -99,8 +99,9 @@ def _reading(name: str) -> Iterator[None]:
         with foreign_code(name):
             yield
     except ForeignCodeError as error:
+        found = f"{type(error.error).__name__}: {error.error}"
         raise TemplateError(
-            UNREAD, f"cannot read {name}: {error.error}: copy or download it again"
+            UNREAD, f"cannot read {name}: {found}: copy or download it again"
         ) from error
 
 
@@ -116,10 +117,13 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 def _template(files: dict[str, bytes], config: dict[str, Any], names: dict[str, Any]) -> ChatTemplate:
     if "chat_template.jinja" in files:
-        return ChatTemplate(files["chat_template.jinja"].decode(), names, "chat_template.jinja")
+        with _reading("chat_template.jinja"):
+            text = files["chat_template.jinja"].decode()
+        return ChatTemplate(text, names, "chat_template.jinja")
     source = config.get("chat_template")
     if isinstance(source, list):  # several named templates
-        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+        with _reading("chat_template of tokenizer_config.json"):
+            source = {entry["name"]: entry["template"] for entry in source}.get("default")
     if not isinstance(source, str):
         raise TemplateError(
             UNREAD,

@@ -33,6 +33,8 @@ def load_experiment(path: str | Path) -> dict[str, Any]:
         content = msgspec.json.decode(text) if Path(path).suffix == ".json" else load_yaml(text)
     except OSError as error:
         raise ConfigError(f"cannot read experiment file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text in UTF-8: {error}") from error
     except (yaml.YAMLError, msgspec.DecodeError) as error:
         raise ConfigError(f"{path} is not valid {Path(path).suffix[1:].upper()}: {error}") from error
     if not isinstance(content, dict):
@@ -48,7 +50,8 @@ def run_config(experiment: Mapping[str, Any], source: str) -> RunConfig:
 
 def section_config(experiment: Mapping[str, Any], section: str, kind: type[C], source: str) -> C:
     """Decodes the section of one service; a missing section has all defaults."""
-    return decode_config(experiment.get(section) or {}, kind, source, where=section)
+    content = experiment.get(section)
+    return decode_config({} if content is None else content, kind, source, where=section)
 
 
 def decode_config(
@@ -58,7 +61,10 @@ def decode_config(
 
     It lists every unknown key outside of lists and dicts, and the first of all other mistakes.
     """
-    problems = [f"{_join(where, path)}: {reason}" for path, reason in _not_numbers(content)]
+    unusable = list(_unusable(content))
+    problems = [f"{_join(where, path)}: {reason}" for path, reason in unusable]
+    if any(reason == _HALF for _, reason in unusable):  # a message about it could not be printed
+        raise InvalidConfigError(source, problems)
     while True:
         try:
             decoded = msgspec.convert(content, kind)
@@ -85,20 +91,38 @@ def _without_unknown_key(content: object, reason: str) -> object:
     return copied
 
 
-def _not_numbers(content: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yields path and reason of `.nan`, which no comparison with a bound refuses, and of integers
-    that take more than 64 bits, which no system call accepts.
+def _unusable(content: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yields path and reason of values that types allow and nothing can use.
+
+    These are `.nan`, which no comparison with a bound refuses; integers of more than 64 bits, which no
+    system call accepts; texts with half of a character, which no message can carry.
     """
     if isinstance(content, Mapping):
         for key, value in content.items():
-            yield from _not_numbers(value, _join(path, str(key)))
+            name = _join(path, _escaped(str(key)))
+            yield from _unusable(value, name)
+            if _has_half(key):
+                yield name, _HALF
     elif isinstance(content, list | tuple):
         for index, value in enumerate(content):
-            yield from _not_numbers(value, f"{path}[{index}]")
+            yield from _unusable(value, f"{path}[{index}]")
     elif isinstance(content, float) and math.isnan(content):
         yield path, "nan is not a number: give one"
     elif isinstance(content, int) and not -(1 << 63) <= content < 1 << 63:
         yield path, "the number takes more than 64 bits: give a smaller one"
+    elif _has_half(content):
+        yield path, _HALF
+
+
+_HALF = "a text with half of a character (a lone surrogate such as \\ud800) cannot be sent: correct it"
+
+
+def _has_half(value: object) -> bool:
+    return isinstance(value, str) and _escaped(value) != value
+
+
+def _escaped(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`(?: - at `\$\.?([^`]*)`)?")

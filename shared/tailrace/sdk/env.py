@@ -6,6 +6,7 @@ penalty), never with an exception. A deterministic environment (same `reset(seed
 answers) can be resumed after a crash without sampling a token again.
 """
 
+from collections.abc import Mapping
 from typing import Any, Protocol, SupportsFloat
 
 import numpy as np
@@ -38,3 +39,12 @@ class Env(Protocol):
 
     def close(self) -> None:
         """Frees the resources of the environment."""
+
+
+def opening_of(observation: str, info: object) -> str:
+    """Returns the text that a policy still sees when the first observation is cut off: `instructions`,
+    else all of it. It ends with its own end of line; it may be empty.
+    """
+    said = info.get("instructions") if isinstance(info, Mapping) else None
+    opening = said if isinstance(said, str) else observation
+    return opening if not opening or opening.endswith("\n") else f"{opening}\n"

@@ -9,6 +9,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import msgspec
@@ -131,7 +132,7 @@ def _indent(line: str) -> int:
 def _arguments_struct(
     function: Callable[..., Any], where: str, meanings: dict[str, str]
 ) -> type[msgspec.Struct]:
-    hints = typing.get_type_hints(function, include_extras=True)
+    hints = _hints(function, where)
     fields: list[Any] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -149,6 +150,21 @@ def _arguments_struct(
     return msgspec.defstruct(
         function.__name__, fields, kw_only=True, forbid_unknown_fields=True, module=function.__module__
     )
+
+
+def _hints(function: Callable[..., Any], where: str) -> dict[str, Any]:
+    """Types of the parameters. What the function returns need not be known here."""
+    written = {name: kind for name, kind in function.__annotations__.items() if name != "return"}
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    try:
+        return typing.get_type_hints(
+            SimpleNamespace(__annotations__=written), names, include_extras=True
+        )
+    except NameError as error:
+        raise TypeError(
+            f"{where}: the type of a parameter is not known when the tool is made ({error}): import it "
+            "outside of TYPE_CHECKING"
+        ) from error
 
 
 def _with_default(kind: Any, default: Any) -> tuple[Any, Any]:

@@ -100,16 +100,15 @@ async def run_to_end(
     """Runs one episode; every exception becomes a typed end. Cancellation passes through."""
     name = f"{type(workflow).__name__}.run"
     try:
-        try:
-            with foreign_code(name):
-                returned = await workflow.run(data, **accepted(workflow.run, offered))
-        except ForeignCodeError as failure:
-            return _end_of(failure)
+        with foreign_code(name):
+            returned = await workflow.run(data, **accepted(workflow.run, offered))
         return WorkflowEnd(Outcome.OK, rewards=rewards_of(returned, name))
     except WorkflowReturnError as error:
         return WorkflowEnd(Outcome.INFRA_FAILURE, str(error))
     except (SystemExit, KeyboardInterrupt) as error:
         return WorkflowEnd(Outcome.INFRA_FAILURE, f"{name} tried to end its process: {error!r}")
+    except ForeignCodeError as failure:
+        return _end_of(failure, name)
 
 
 def rewards_of(returned: object, name: str) -> dict[str, float]:
@@ -132,20 +131,30 @@ def rewards_of(returned: object, name: str) -> dict[str, float]:
     return rewards
 
 
-def _finite(reward: Any, name: str) -> float:
+def _finite(reward: Any, name: str, did: str = "returned") -> float:
     try:
         value = float(reward)
-    except OverflowError:  # an integer beyond floats
+    except OverflowError:  # an integer
         value = math.inf
     if not math.isfinite(value):
-        raise WorkflowReturnError(f"{name} returned {value}: rewards must be finite")
+        raise WorkflowReturnError(f"{name} {did} {value}: rewards must be finite")
     return value
 
 
-def _end_of(failure: ForeignCodeError) -> WorkflowEnd:
+def _end_of(failure: ForeignCodeError, name: str) -> WorkflowEnd:
     error = failure.error
     if isinstance(error, PolicyFailureError):
-        rewards = rewards_of(error.reward, type(error).__name__)
-        return WorkflowEnd(Outcome.POLICY_FAILURE, str(error.reason), rewards)
+        return _failed_policy(error, name)
     outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.INFRA_FAILURE
     return WorkflowEnd(outcome, str(failure) + place_of(error))
+
+
+def _failed_policy(error: PolicyFailureError, name: str) -> WorkflowEnd:
+    did = f"raised PolicyFailureError({str(error.reason)!r}) with a reward of"
+    try:
+        if not isinstance(error.reward, _REAL):
+            raise WorkflowReturnError(f"{name} {did} {type(error.reward).__name__}: give a number")
+        rewards = {"": _finite(error.reward, name, did)}
+    except WorkflowReturnError as wrong:
+        return WorkflowEnd(Outcome.INFRA_FAILURE, str(wrong))
+    return WorkflowEnd(Outcome.POLICY_FAILURE, str(error.reason), rewards)

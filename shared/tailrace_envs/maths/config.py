@@ -4,6 +4,7 @@ from typing import Literal
 
 from tailrace.config import Config
 from tailrace.data.config import DatasetEntry
+from tailrace_envs.rewards import check_rewards
 from tailrace_envs.splits import Split
 
 Equality = Literal["number", "expression"]
@@ -50,7 +51,6 @@ class MathsConfig(Config, frozen=True, kw_only=True):
             raise ValueError("max_number must be 5 to 10000")
         if not 0.0 <= self.attempt_discount <= 1.0:
             raise ValueError("attempt_discount must be 0 to 1")
-        if self.invalid_action_penalty < 0:
-            raise ValueError("invalid_action_penalty must not be negative: it is subtracted")
+        check_rewards(self)
         if self.dataset is not None and self.split != "train":
             raise ValueError("split is for generated problems: set dataset.split instead")

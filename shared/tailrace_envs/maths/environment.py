@@ -30,6 +30,7 @@ NO_ANSWER = "I find no answer behind #### in what you wrote. "
 WRONG = "{} is not right. "
 MARK = "####"
 MAX_CHARS = 64
+_EMPHASIS = "*_`"  # of Markdown
 
 _POWER = re.compile(r"\^|\*\*")
 _SMALL_POWER = re.compile(r"(?:\^|\*\*)[{(]?-?\d{1,3}(?!\d)")
@@ -82,9 +83,10 @@ class MathsText(TextGame):
 
 
 def extract_answer(reply: str) -> str | None:
-    """Text after the last `####`, up to the end of its line; None without it."""
+    """Text after the last `####`, up to the end of its line, without the marks of bold text or code
+    around it; None without it."""
     _, mark, rest = reply.rpartition(MARK)
-    answer = rest.strip().partition("\n")[0].strip().rstrip(".")
+    answer = rest.strip().partition("\n")[0].rstrip(f" .{_EMPHASIS}").lstrip(f" {_EMPHASIS}")
     return answer if mark and answer else None
 
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from tailrace.config import Config
+from tailrace_envs.rewards import check_rewards
 
 
 class GymnasiumConfig(Config, frozen=True, kw_only=True):
@@ -47,8 +48,7 @@ class GymnasiumConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.max_turns < 1:
             raise ValueError("max_turns must be at least 1")
-        if self.invalid_action_penalty < 0:
-            raise ValueError("invalid_action_penalty must not be negative: it is subtracted")
+        check_rewards(self)
         if self.actions and self.to_action:
             raise ValueError("actions and to_action are both given: keep one")
         if self.to_text and self.observation != "auto":

@@ -39,7 +39,7 @@ class GymnasiumText(TextGame):
         self._text = ""
         self._return = 0.0
         self._reported_success: float | None = None
-        self._was_truncated = False
+        self._ending = (False, False)  # of the environment itself: terminated, truncated
 
     def begin(self, seed: int) -> str:
         """See `TextGame`."""
@@ -55,27 +55,27 @@ class GymnasiumText(TextGame):
 
     def answer(self, reply: str) -> Answer:
         """See `TextGame`."""
-        self._was_truncated = False
+        self._ending = (False, False)
         action = self._read(reply)
         if action is None:
             reward = 0.0 - self.config.invalid_action_penalty
             self._return += reward
             return Answer(INVALID_NOTE + self._text, reward, is_invalid=True)
-        observation, gained, terminated, self._was_truncated, info = self._env.step(action)
+        observation, gained, terminated, truncated, info = self._env.step(action)
+        self._ending = (bool(terminated), bool(truncated))
         self._text = self._describe(observation)
         reward = float(gained)
         self._return += reward
         for key in ("success", "is_success"):
             if isinstance(info.get(key), NUMBER):
                 self._reported_success = float(info[key])
-        is_over = bool(terminated or self._was_truncated)
-        return Answer(self._text, reward, is_over)
+        return Answer(self._text, reward, any(self._ending))
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """See `TextGame`; keeps the environment's own truncation apart from its end."""
         observation, reward, is_over, is_truncated, info = super().step(action)
-        was_truncated = is_over and self._was_truncated
-        return observation, reward, is_over and not was_truncated, is_truncated or was_truncated, info
+        terminated, truncated = self._ending if is_over else (False, is_truncated)
+        return observation, reward, terminated, truncated, info
 
     def success(self) -> float:
         """See `TextGame`."""

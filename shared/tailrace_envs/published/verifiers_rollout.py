@@ -151,9 +151,17 @@ def part_of(message: Any, name: str) -> Any:
     return message.get(name) if isinstance(message, dict) else getattr(message, name)
 
 
-@cache
 def event_loop() -> asyncio.AbstractEventLoop:
     """Event loop of all rollouts of this process."""
+    with _starting:
+        return _started_loop()
+
+
+_starting = threading.Lock()  # `cache` alone lets threads that come at the same time start one each
+
+
+@cache
+def _started_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
     return loop

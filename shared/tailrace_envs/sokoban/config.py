@@ -1,7 +1,15 @@
 """Keys of `env_config` for `env_type: sokoban`."""
 
 from tailrace.config import Config
+from tailrace_envs.rewards import check_rewards
 from tailrace_envs.splits import Split
+
+_REWARDS = (
+    "penalty_for_step",
+    "reward_box_on_target",
+    "penalty_box_off_target",
+    "reward_finished",
+)
 
 
 class SokobanConfig(Config, frozen=True, kw_only=True):
@@ -68,8 +76,7 @@ class SokobanConfig(Config, frozen=True, kw_only=True):
             raise ValueError("view_radius must not be negative; 0 is the whole board")
         if self.max_turns < 1:
             raise ValueError("max_turns must be at least 1")
-        if self.invalid_action_penalty < 0:
-            raise ValueError("invalid_action_penalty must not be negative: it is subtracted")
+        check_rewards(self, *_REWARDS)
 
     @property
     def num_inner_cells(self) -> int:

@@ -1,6 +1,7 @@
 """Keys of `env_config` for `env_type: webshop`."""
 
 from tailrace.config import Config
+from tailrace_envs.rewards import check_rewards
 from tailrace_envs.splits import Split
 
 
@@ -75,5 +76,4 @@ class WebShopConfig(Config, frozen=True, kw_only=True):
                 raise ValueError(f"{key} must be at least 1")
         if not self.reward_exponent > 0:
             raise ValueError("reward_exponent must be positive")
-        if self.invalid_action_penalty < 0:
-            raise ValueError("invalid_action_penalty must not be negative: it is subtracted")
+        check_rewards(self)

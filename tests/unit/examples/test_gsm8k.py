@@ -53,6 +53,19 @@ def test_the_tool_variant_names_agent_and_tool(monkeypatch: pytest.MonkeyPatch) 
     assert "use the calculator" in message.content
 
 
+def test_every_experiment_reads_the_folder_that_the_variable_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The README promises it."""
+    monkeypatch.setenv("TAILRACE_GSM8K", str(tmp_path))
+    for path in (ROOT / "examples" / "gsm8k").glob("*.yaml"):
+        content = experiments.composed(path, ())
+        agents = content["agents"]
+        entries = [*agents.get("datasets", {}).values()]
+        entries += [env["env_config"]["dataset"] for env in agents.get("custom_envs", {}).values()]
+        assert {entry["path"] for entry in entries} == {str(tmp_path)}, path.name
+
+
 @pytest.mark.parametrize(
     ("reply", "expected"), [("42", 0.0), ("a4b2", -0.5), ("no idea", -1.0), ("", -1.0)]
 )

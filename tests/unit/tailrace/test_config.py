@@ -65,6 +65,12 @@ def test_a_missing_section_means_all_defaults() -> None:
     assert section_config({"agents": None}, "agents", Section, "f") == Section()
 
 
+@pytest.mark.parametrize("content", [False, 0, "", []])
+def test_a_section_that_holds_no_keys_is_refused(content: object) -> None:
+    with pytest.raises(ConfigError, match="f: agents: Expected `object`"):
+        section_config({"agents": content}, "agents", Section, "f")
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -94,6 +100,9 @@ def test_unreadable_files_are_user_errors(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("a: [1,")
     with pytest.raises(ConfigError, match="not valid YAML"):
         load_experiment(tmp_path / "broken.yaml")
+    (tmp_path / "latin.yaml").write_bytes("a: é".encode("latin-1"))
+    with pytest.raises(ConfigError, match="is not text in UTF-8"):
+        load_experiment(tmp_path / "latin.yaml")
     (tmp_path / "list.yaml").write_text("- 1")
     with pytest.raises(ConfigError, match="expected keys"):
         load_experiment(tmp_path / "list.yaml")
@@ -173,3 +182,17 @@ def test_numbers_that_nothing_can_use_are_named(value: float, reason: str) -> No
     content = {"many": [{}, {"temperature": value}]}
     with pytest.raises(ConfigError, match=rf"agents\.many\[1\]\.temperature: .*{reason}"):
         section_config({"agents": content}, "agents", Section, "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ({"generating_args": {"temperature": "\ud800"}}, r"agents\.generating_args\.temperature"),
+        ({"generating_args": {"\ud800": 1}}, r"agents\.generating_args\.\\ud800"),
+        ({"generating_args": ["\udcff"]}, r"agents\.generating_args\[0\]"),
+    ],
+)
+def test_half_of_a_character_is_named(content: dict[str, object], place: str) -> None:
+    with pytest.raises(ConfigError, match=f"f: {place}: a text with half of a character") as caught:
+        section_config({"agents": content}, "agents", Section, "f")
+    str(caught.value).encode()

@@ -13,8 +13,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from tailrace.chat import Renderer
+from tailrace.toolbox.byte_tokenizer import build_byte_tokenizer
 from tailrace_envs import env_baselines, make_env
 from tailrace_envs.baselines import success_of
+from tailrace_envs.demonstrations import demonstrations_of
 from tailrace_envs.sokoban.expert import SokobanNovice
 from tailrace_envs.sokoban.expert import demonstrations as sokoban
 from tailrace_envs.sokoban.tokenizer import build_sokoban_tokenizer
@@ -272,3 +274,33 @@ def test_variants_are_demonstrated_in_turn(tmp_path: Path) -> None:
         kind.rows(1, variants=[])
     with pytest.raises(ValueError, match="split"):
         kind.rows(1, variants=[{"split": "held_out"}])
+
+
+class Riddle(Coin):
+    """Environment with a question, and an answer in two replies; its `info` names no instructions."""
+
+    def __init__(self, split: str) -> None:
+        self._num_turns = 0
+
+    def step(self, action: str, /) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._num_turns += 1
+        return "go on", 0.0, self._num_turns == 2, False, {}
+
+
+class RiddleNovice:
+    """Novice that says anything."""
+
+    def sensible_replies(self, env: Riddle) -> list[str]:
+        return ["tails"]
+
+    any_replies = sensible_replies
+
+
+def test_a_first_observation_without_instructions_stays_in_sight_as_in_a_run(tmp_path: Path) -> None:
+    folder = build_byte_tokenizer(tmp_path)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    renderer = Renderer.from_model_card(ModelCard(config_json=b"{}", tokenizer_files=files))
+    play = demonstrations_of(Riddle, RiddleNovice(), random_moves=0.0)
+    _, (token_ids, mask) = play(renderer, seed=0, num_episodes=1, history_turns=0)
+    seen = renderer.observation_ids("heads or tails?\ngo on", True).tolist()
+    assert token_ids[: mask.index(1)] == seen

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.chat import Renderer
-from tailrace_envs import make_env
+from tailrace.config import ConfigError
+from tailrace_envs import check_env_config, make_env
 from tests.unit.tailrace_envs.playing import KINDS, Playing, fingerprint, played, replies_of
 from tests.unit.tailrace_envs.resuming import byte_renderer, check_every_resumption
 
@@ -121,3 +122,18 @@ def test_another_process_plays_the_same_episodes_in_whatever_order() -> None:
         check=True,
     )
     assert found.stdout.split() == [fingerprint(seeds)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rewards_that_no_step_may_have_are_refused_by_name(kind: str) -> None:
+    config = {**KINDS[kind][0], "invalid_action_penalty": float("inf")}
+    with pytest.raises(ConfigError, match="invalid_action_penalty must be finite"):
+        check_env_config(kind, config)
+
+
+@pytest.mark.parametrize(
+    "key", ["penalty_for_step", "reward_box_on_target", "penalty_box_off_target", "reward_finished"]
+)
+def test_infinite_rewards_of_sokoban_are_refused_by_name(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} must be finite"):
+        check_env_config("sokoban", {key: float("-inf")})

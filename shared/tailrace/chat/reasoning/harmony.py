@@ -52,9 +52,14 @@ class HarmonySplitter:
         return self._given()
 
     def finish(self) -> Split:
-        """Ends the reply; returns the text that was held back, except a header without a message."""
+        """Ends the reply; returns the text that was held back, except a header without a message.
+
+        Such a header of a call is returned, so that the tool parser can tell what is wrong.
+        """
         held, self._held, self._at = self._held[self._at :], "", 0
-        is_header = self._kind is None and held.startswith((START, CHANNEL, CONSTRAIN))
+        is_header = self._kind is None and any(mark in held for mark in (START, CHANNEL, CONSTRAIN))
+        if is_header and _kind(held) == "call":
+            self._kind, self._call_begin = "call", _call_begin(held)
         if self._kind == "call":
             self._give("content", self._call_begin + held, is_call=True)
         elif not is_header:
@@ -85,7 +90,7 @@ class HarmonySplitter:
         body = self._num_searched = end + len(MESSAGE)
         self._kind = _kind(header)
         if self._kind == "call":
-            self._call_begin = "" if header.startswith(START) else START + _ROLE
+            self._call_begin = _call_begin(header)
             return True
         self._must_part[self._kind] = self._has_given[self._kind]
         self._at = body
@@ -132,6 +137,11 @@ class HarmonySplitter:
         split = Split(**self._parts)
         self._parts = {"reasoning": "", "content": ""}
         return split
+
+
+def _call_begin(header: str) -> str:
+    """Text that a call with this header lacks, because the prompt has it."""
+    return "" if header.startswith(START) else START + _ROLE
 
 
 def _kind(header: str) -> str:

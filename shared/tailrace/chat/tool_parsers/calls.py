@@ -1,7 +1,8 @@
 """Building blocks of tool parsers: checked calls, JSON values, blocks between markers.
 
 A call has a valid name and canonical JSON arguments: one JSON object in the model's order of keys,
-without superfluous white space and without values that JSON lacks (NaN, infinities, lone surrogates).
+without superfluous white space and without values that JSON lacks (NaN, infinities). Nothing in it has
+lone surrogates, which no message can carry.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Any, NoReturn
 
 from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls
 
-_NAME = re.compile(r"[^\s<>\"'{}\[\]()]{1,256}")
+_NAME = re.compile(r"[^\s<>\"'{}\[\]()\ud800-\udfff]{1,256}")
 _EXCERPT_CHARS = 80
 
 

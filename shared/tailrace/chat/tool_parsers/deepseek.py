@@ -17,7 +17,7 @@ class DeepSeekParser(ToolParser):
     """Begin, name, separator, arguments, end for each call; another pair of tokens around all calls."""
 
     special_texts = (_ALL_BEGIN, _BEGIN, _SEPARATOR, _END, _ALL_END)
-    begins = (_ALL_BEGIN, _BEGIN)
+    begins = (_ALL_BEGIN, _BEGIN, _ALL_END)  # a stray end is no content either
     template_call = re.compile(_BEGIN)
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:

@@ -10,7 +10,7 @@ from tailrace_protos.chat import ToolSchema
 
 _TAG = "<|python_tag|>"
 _NAME_KEY = re.compile(r'"name"\s*:')
-_ARGUMENT_KEYS = re.compile('"parameters"|"arguments"')
+_ARGUMENT_KEYS = re.compile(r'"(?:parameters|arguments)"\s*:')
 
 
 class Llama3JsonParser(ToolParser):
@@ -42,5 +42,5 @@ class Llama3JsonParser(ToolParser):
 
 
 def _looks_like_call(text: str) -> bool:
-    name = _NAME_KEY.search(text) if text.lstrip().startswith("{") else None
-    return name is not None and _ARGUMENT_KEYS.search(text, name.end()) is not None
+    keys = (_NAME_KEY, _ARGUMENT_KEYS) if text.lstrip().startswith("{") else ()
+    return bool(keys) and all(key.search(text) for key in keys)

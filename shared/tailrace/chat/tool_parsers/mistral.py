@@ -36,11 +36,11 @@ class MistralParser(ToolParser):
 
 
 def _calls(block: str) -> list[FoundCall]:
-    head, found, arguments = block.partition(_ARGUMENTS)
-    if found:
+    begun, brace, rest = block.partition("{")  # what the markers stand in: arguments may contain them
+    if _ARGUMENTS in begun:
+        head, _, arguments = block.partition(_ARGUMENTS)
         name, _, call_id = head.partition(_ID)
         return [make_call(name.strip(), arguments, call_id.strip())]
-    name, brace, rest = block.partition("{")
-    if brace and name.strip() and not name.lstrip().startswith("["):
-        return [make_call(name.strip(), parse_json(brace + rest))]
+    if brace and begun.strip() and not begun.lstrip().startswith("["):
+        return [make_call(begun.strip(), parse_json(brace + rest))]
     return calls_of(json_values(block))

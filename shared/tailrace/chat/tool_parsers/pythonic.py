@@ -62,6 +62,8 @@ def _call(item: ast.expr, tools: Sequence[ToolSchema]) -> FoundCall:
     for keyword in item.keywords:
         if keyword.arg is None:
             raise NoCallError(f"the call of {name} unpacks a dict")
+        if keyword.arg in arguments:
+            raise NoCallError(f"the call of {name} gives {keyword.arg} twice")
         arguments[keyword.arg] = _value(keyword.value)
     return make_call(name, arguments)
 

@@ -8,7 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from tailrace.chat.tool_parsers.calls import CallCollector, NoCallError, make_call, parse_json
+from tailrace.chat.tool_parsers.calls import (
+    CallCollector,
+    NoCallError,
+    excerpt,
+    make_call,
+    parse_json,
+)
 from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls, ToolParser
 from tailrace_protos.chat import ToolSchema
 
@@ -25,6 +31,13 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "object": dict,
     "array": list,
     "null": type(None),
+}
+_TYPE_NAMES: dict[type, str] = {
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    str: "string",
+    type(None): "null",
 }
 _NO_VALUE = object()
 
@@ -74,13 +87,15 @@ def _calls(block: str, tools: Sequence[ToolSchema]) -> Iterable[FoundCall]:
 def _call(function: str, tools: Sequence[ToolSchema]) -> FoundCall:
     name, body = _named(function.partition(_FUNCTION_END)[0].partition(_CALL_END)[0])
     body = body.removeprefix(">")
-    types = _parameter_schemas(name, tools)
+    schema = next((tool.parameters for tool in tools if tool.name == name), {})
+    types = _properties(schema)
     arguments: dict[str, Any] = {}
     for parameter in body.split(_PARAMETER)[1:]:
         key, value = _named(parameter)
-        if value.startswith(">"):
-            text = value[1:].partition(_PARAMETER_END)[0]
-            arguments[key] = typed_value(_unwrapped(text), types.get(key))
+        if not value.startswith(">"):
+            raise NoCallError(f"the tag of the parameter {excerpt(key)} is not closed")
+        text = value[1:].partition(_PARAMETER_END)[0]
+        arguments[key] = typed_value(_unwrapped(text), types.get(key), schema)
     if body.strip() and not arguments:
         raise NoCallError(f"the call of {name} has text but no parameters")
     return make_call(name, arguments)
@@ -93,12 +108,9 @@ def _named(text: str) -> tuple[str, str]:
     return found.group().strip(), text[found.end() :]
 
 
-def _parameter_schemas(name: str, tools: Sequence[ToolSchema]) -> Mapping[str, Any]:
-    for tool in tools:
-        if tool.name == name:
-            properties = tool.parameters.get("properties")
-            return properties if isinstance(properties, dict) else {}
-    return {}
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
 
 
 def _unwrapped(value: str) -> str:
@@ -106,9 +118,12 @@ def _unwrapped(value: str) -> str:
     return value.removeprefix("\n").removesuffix("\n")
 
 
-def typed_value(text: str, schema: object) -> Any:
-    """Converts `text` to the first type of `schema` that fits; without one, returns the text."""
-    for name in _type_names(schema):
+def typed_value(text: str, schema: object, whole: object) -> Any:
+    """Converts `text` to the first type of `schema` that fits; without one, returns the text.
+
+    `whole`: the schema of all parameters.
+    """
+    for name in _type_names(schema, whole):
         if name == "string":
             return text
         value = _as_type(text.strip(), name)
@@ -131,16 +146,46 @@ def _as_type(text: str, name: str) -> Any:
     return value if is_fit else _NO_VALUE
 
 
-def _type_names(schema: object) -> list[str]:
-    """Types that a schema allows, in its order, but `null` first: it is never meant as a string."""
+def _type_names(schema: object, whole: object, seen: tuple[str, ...] = ()) -> list[str]:
+    """Types that a schema allows, in its order, but `null` first: it is never meant as a string.
+
+    A schema without a type has those of the values that it lists, numbers before strings. `whole`: the
+    schema that references begin in, `seen`: references that led here.
+    """
     if not isinstance(schema, dict):
         return []
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        target = None if reference in seen else _at(reference, whole)
+        return _type_names(target, whole, (*seen, reference))
     declared = schema.get("type")
     types = [declared] if isinstance(declared, str) else []
     if isinstance(declared, list):
         types += [name for name in declared if isinstance(name, str)]
-    for key in ("anyOf", "oneOf"):
-        options = schema.get(key)
-        for option in options if isinstance(options, list) else ():
-            types += _type_names(option)
+    if not types:
+        types = sorted(_types_of_values(schema), key=lambda name: name == "string")
+    for option in _options(schema):
+        types += _type_names(option, whole, seen)
     return sorted(types, key=lambda name: name != "null")
+
+
+def _options(schema: dict[str, Any]) -> Iterable[object]:
+    for key in ("anyOf", "oneOf", "allOf"):
+        options = schema.get(key)
+        yield from options if isinstance(options, list) else ()
+
+
+def _at(reference: str, whole: object) -> object:
+    """Part of a schema that a reference such as `#/$defs/Filter` names; None without one."""
+    start, *steps = reference.split("/")
+    place = whole if start == "#" else None
+    for step in steps:
+        place = place.get(step) if isinstance(place, dict) else None
+    return place
+
+
+def _types_of_values(schema: dict[str, Any]) -> list[str]:
+    """Types of the values of `enum` or `const`."""
+    listed = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    values = listed if isinstance(listed, list) else []
+    return [_TYPE_NAMES[type(value)] for value in values if type(value) in _TYPE_NAMES]

@@ -13,6 +13,7 @@ _RANKS = "learner.strategy_args.num_ranks"
 _CUT = "learner.strategy_args.tensor_parallel_size"
 _MAX_TOKENS = "learner.max_tokens_per_micro_batch"
 _MIN_TOKENS = "learner.min_tokens_per_micro_batch"
+_LONGEST = "agents.max_episode_tokens"
 OPTIMIZER = (
     "optimizer",
     "learning_rate",
@@ -30,20 +31,24 @@ _ENOUGH_TOKENS = 1024  # for a pass that does not wait for more
 
 def tokens_of_a_pass(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Returns the bounds of a pass of `rows` rows, each as long as an episode may become."""
-    longest = lookup("agents.max_episode_tokens")
-    if longest is None:
-        raise ValueError("needs agents.max_episode_tokens, the length of a row: give it as well")
-    tokens = values.whole_number(rows) * values.whole_number(longest)
+    if lookup(_LONGEST) is None:
+        raise ValueError(f"needs {_LONGEST}, the length of a row: give it as well")
+    tokens = values.whole_number(rows) * values.whole_number_at(_LONGEST, lookup)
     bounds = {_MAX_TOKENS: tokens}
     return bounds if lookup(_MIN_TOKENS) else bounds | {_MIN_TOKENS: min(tokens, _ENOUGH_TOKENS)}
 
 
 def updates_of_a_step(passes: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Returns the number of updates of a step in which every update has `passes` passes."""
-    tokens, longest = lookup(_MAX_TOKENS), lookup("agents.max_episode_tokens")
-    if tokens is None or longest is None:
+    if lookup(_MAX_TOKENS) is None or lookup(_LONGEST) is None:
         raise ValueError(f"needs {_ARGS}.per_device_train_batch_size: give it as well")
-    ranks, cut = (values.whole_number(lookup(key, 1)) for key in (_RANKS, _CUT))
+    tokens, longest = (values.whole_number_at(key, lookup) for key in (_MAX_TOKENS, _LONGEST))
+    if tokens < longest:
+        raise ValueError(
+            f"a pass of {tokens} tokens ({_MAX_TOKENS}) holds no row of {longest} ({_LONGEST}): change "
+            "one of them"
+        )
+    ranks, cut = (values.whole_number_at(key, lookup, 1) for key in (_RANKS, _CUT))
     num_groups = max(ranks // cut, 1)  # of ranks with the same rows
     rows_of_update = values.whole_number(passes) * (tokens // longest) * num_groups
     rows = _of_run("group_size", lookup) * _of_run("groups_per_step", lookup)
@@ -56,7 +61,7 @@ def updates_of_a_step(passes: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def _of_run(key: str, lookup: Lookup) -> int:
-    return values.whole_number(lookup(key, getattr(RunConfig(exp_name="any"), key)))
+    return values.whole_number_at(key, lookup, getattr(RunConfig(exp_name="any"), key))
 
 
 def _architecture(model_type: Any, lookup: Lookup) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ A `*` in the name of a rule stands for any one key; in the keys that the rule se
 same keys, in order.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -112,7 +112,7 @@ class ValueNames:
 
     def __call__(self, value: Any) -> Any:
         """Returns our value; raises `ValueError` with all known names."""
-        if value not in self.ours:
+        if not isinstance(value, Hashable) or value not in self.ours:
             raise ValueError(not_one_of(repr(value), map(str, self.ours)))
         return self.ours[value]
 

@@ -25,11 +25,11 @@ def servers_on(mapping: Any, lookup: Lookup) -> Mapping[str, Any]:
     gpus = values.devices(mapping)
     if lookup("cluster.num_inference_servers"):
         return {"cluster.inference_gpus": gpus}
-    args = lookup("inference.engine_args") or {}
     size = 1
     for key, *others in _PARALLEL:
-        given = next((args[name] for name in others if name in args), lookup(key, 1))
-        size *= values.whole_number(given)
+        names = (f"inference.engine_args.{name}" for name in others)
+        given = next((name for name in names if lookup(name) is not None), key)
+        size *= values.whole_number_at(given, lookup, 1)
     if len(gpus) % size:
         raise ValueError(
             f"{len(gpus)} GPUs are no multiple of the {size} that one engine has (tp_size x pp_size): "
@@ -121,9 +121,10 @@ def _partition(key: str, total_key: str, total_name: str) -> Derived:
 
     def derive(value: Any, lookup: Lookup) -> Mapping[str, Any]:
         total = lookup(total_key)
-        if total is not None and sum(value) != total:
+        is_list = isinstance(value, list) and all(type(each) is int for each in value)
+        if is_list and type(total) is int and sum(value) != total:
             raise ValueError(
-                f"{list(value)} adds up to {sum(value)}, and {total_name} ({total_key}) is {total}: "
+                f"{value} adds up to {sum(value)}, and {total_name} ({total_key}) is {total}: "
                 "make them equal"
             )
         return {key: value}

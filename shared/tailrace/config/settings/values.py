@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from tailrace.config.settings.rules import value_names
+from tailrace.config.settings.rules import Lookup, value_names
 
 dtype = value_names("float32", "bfloat16", fp32="float32", bf16="bfloat16")
 engine_dtype = value_names(
@@ -54,3 +54,11 @@ def whole_number(value: Any, least: int = 1, greatest: int = 10**9) -> int:
     if not is_whole or not least <= value <= greatest:
         raise ValueError(f"expected a whole number from {least} on, found {value!r}")
     return int(value)
+
+
+def whole_number_at(key: str, lookup: Lookup, default: int | None = None) -> int:
+    """Coerces the value at a key that a setting needs to an integer; the `ValueError` names the key."""
+    try:
+        return whole_number(lookup(key, default))
+    except ValueError as error:
+        raise ValueError(f"needs {key}: {error}") from error

@@ -7,6 +7,7 @@ is in the journal are answered from there after a crash.
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -44,7 +45,10 @@ class LangGraphAgentLoop(AgentLoop):
         """See `AgentLoop`."""
         model = PolicyChatModel(policy=policy)
         config = {"recursion_limit": _STEPS_PER_TURN * (policy.limits.max_turns + 1)}
-        state = await self.graph(model, row).ainvoke(self.state(row), config)  # type: ignore[arg-type]
+        try:
+            state = await self.graph(model, row).ainvoke(self.state(row), config)  # type: ignore[arg-type]
+        finally:
+            model.cancel_calls()
         reward = self.reward(row, state)
         if not isinstance(reward, Mapping):
             return policy.finish(reward)
@@ -60,12 +64,18 @@ class PolicyChatModel(ToolBindingModel):
 
     _loop: asyncio.AbstractEventLoop = PrivateAttr()
     _thread_id: int = PrivateAttr()
+    _calls: set[Future[ChatResult]] = PrivateAttr(default_factory=set)  # from other threads
 
     def model_post_init(self, context: Any, /) -> None:
         """Keeps the event loop for calls from other threads."""
         super().model_post_init(context)
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
+
+    def cancel_calls(self) -> None:
+        """Cancels the calls of nodes in threads: these outlive a graph that is cancelled."""
+        for call in tuple(self._calls):
+            call.cancel()
 
     @property
     def _llm_type(self) -> str:
@@ -82,7 +92,12 @@ class PolicyChatModel(ToolBindingModel):
         if threading.get_ident() == self._thread_id:
             raise RuntimeError("`invoke` would block the event loop it waits for: use `await ainvoke`")
         calling = self._agenerate(messages, stop, None, **kwargs)
-        return asyncio.run_coroutine_threadsafe(calling, self._loop).result()
+        call = asyncio.run_coroutine_threadsafe(calling, self._loop)
+        self._calls.add(call)
+        try:
+            return call.result()
+        finally:
+            self._calls.discard(call)
 
     async def _agenerate(
         self,

@@ -182,6 +182,14 @@ def test_an_unusable_template_is_an_error_that_says_why(template: str | None, re
         Renderer.from_model_card(card(template))
 
 
+def test_template_files_that_cannot_be_read_are_named() -> None:
+    files = {**card(CHATML).tokenizer_files, "chat_template.jinja": b"\xff"}
+    with pytest.raises(TemplateError, match=r"cannot read chat_template\.jinja: "):
+        Renderer.from_model_card(ModelCard(b"{}", files))
+    with pytest.raises(TemplateError, match=r"chat_template of tokenizer_config\.json: KeyError"):
+        Renderer.from_model_card(card(None, chat_template=[{"name": "default"}]))
+
+
 def test_a_model_that_nothing_stops_is_refused() -> None:
     with pytest.raises(TemplateError, match="nothing ends a turn"):
         Renderer.from_model_card(card(PLAIN_TEXT, eos_token=None))

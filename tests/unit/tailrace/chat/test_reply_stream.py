@@ -23,8 +23,8 @@ FRAGMENTS = (
     "<tool_call>", "</tool_call>", '{"name": "search", "arguments": {"query": "é"}}', "<think>",
     "</think>", "<function=search>", "<parameter=query>", "</parameter>", "</function>", "[TOOL_CALLS]",
     "[ARGS]", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
-    "<｜tool▁call▁end｜>", "[search(query='a')]", "<|python_tag|>", "<|channel|>", "analysis",
-    "final", "<|message|>", "<|end|>",
+    "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "[search(query='a')]", "<|python_tag|>",
+    "<|channel|>", "analysis", "final", "<|message|>", "<|end|>",
     "<|start|>", "assistant", " to=functions.search", "<|call|>", "STOP", "ST", "O", "P!", " ", "\n",
     "\n\n", "words", "é", "漢", "<", "[", "{",
 )  # fmt: skip
@@ -159,12 +159,49 @@ def test_harmony_channels_become_thoughts_content_and_calls() -> None:
     assert parsed.message.reasoning == "first\nthen"
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.search <|constrain|>json",
+        " to=functions.search<|channel|>commentary json",
+    ],
+)
+def test_a_harmony_call_without_a_message_is_malformed(header: str) -> None:
+    text = f"<|channel|>final<|message|>I look.<|end|><|start|>assistant{header}<|call|>"
+    parsed = families.renderer(HARMONY).parse_reply(families.encoded(HARMONY, text))
+    assert parsed.message.content == f"I look.<|start|>assistant{header}"
+    assert "no recipient or no message" in parsed.malformed
+    alone = families.renderer(HARMONY).parse_reply(families.encoded(HARMONY, f"{header}<|call|>"))
+    assert (alone.num_malformed, alone.message.tool_calls) == (1, ())
+
+
+def test_a_harmony_header_without_a_message_is_no_content() -> None:
+    text = "<|channel|>final<|message|>Yes.<|end|><|start|>assistant<|channel|>final"
+    parsed = families.renderer(HARMONY).parse_reply(families.encoded(HARMONY, text))
+    assert (parsed.message.content, parsed.num_malformed) == ("Yes.", 0)
+
+
 def test_a_malformed_call_is_told_to_the_model_and_counted() -> None:
     text = 'Look:<tool_call>{"name": "search", </tool_call><|im_end|>'
     parsed = families.renderer(QWEN).parse_reply(families.encoded(QWEN, text))
     assert parsed.num_malformed == 1
     assert "could not be read: invalid JSON" in parsed.malformed
     assert parsed.message == ChatMessage("assistant", 'Look:<tool_call>{"name": "search", </tool_call>')
+
+
+def test_a_stray_end_of_calls_is_not_streamed_as_content() -> None:
+    stream = renderer(QWEN, "deepseek").reply_stream()
+    pieces = ("a", "<｜tool▁calls▁end｜>", "b", "<|im_end|>")
+    given = "".join(stream.feed(families.encoded(QWEN, piece)).content for piece in pieces)
+    parsed = stream.finish()
+    assert given + parsed.rest.content == parsed.message.content == "ab"
+
+
+def test_a_call_whose_name_no_message_can_carry_is_told_to_the_model() -> None:
+    text = '<tool_call>{"name": "\\ud800"}</tool_call><|im_end|>'
+    parsed = families.renderer(QWEN).parse_reply(families.encoded(QWEN, text))
+    assert (parsed.num_malformed, parsed.message.tool_calls) == (1, ())
+    parsed.malformed.encode()
 
 
 def test_special_tokens_that_no_parser_needs_are_no_text() -> None:

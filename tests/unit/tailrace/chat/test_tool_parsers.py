@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.chat.tool_parsers import TOOL_PARSERS, ParsedCalls
+from tailrace.sdk import tool
 from tailrace_protos.chat import ToolSchema
 
 TOOLS = (
@@ -91,6 +93,7 @@ WELL_FORMED = [
         [("search", {"limit": "many"})],
     ),
     ("llama3_json", '{"name": "search", "parameters": {"query": "a"}}', "", ONE),
+    ("llama3_json", '{"parameters": {"query": "a"}, "name": "search"}', "", ONE),
     ("llama3_json", '<|python_tag|>{"name": "search", "arguments": {"query": "a"}}', "", ONE),
     (
         "llama3_json",
@@ -113,6 +116,13 @@ WELL_FORMED = [
     ),
     ("mistral", '[TOOL_CALLS]search[ARGS]{"query": "a"}[TOOL_CALLS]now[ARGS]{}', "", TWO),
     ("mistral", '[TOOL_CALLS]search{"query": "a"}', "", ONE),
+    (
+        "mistral",
+        '[TOOL_CALLS][{"name": "search", "arguments": {"query": "[ARGS]"}}]',
+        "",
+        [("search", {"query": "[ARGS]"})],
+    ),
+    ("mistral", '[TOOL_CALLS]search{"query": "[ARGS]"}', "", [("search", {"query": "[ARGS]"})]),
     (
         "deepseek",
         "Let me.\n\n"
@@ -179,9 +189,15 @@ MALFORMED = [
         '<tool_call>{"name": "f", "arguments": {"x": "\\ud800"}}</tool_call>',
         "written as JSON",
     ),
+    ("hermes", '<tool_call>{"name": "\\ud800"}</tool_call>', "no name of a tool"),
     ("hermes", "<tool_call>" + "[" * 100_000, "invalid JSON"),
     ("qwen3_coder", "<tool_call>search</tool_call>", "names no function"),
     ("qwen3_coder", "<function=search>a</function>", "no parameters"),
+    (
+        "qwen3_coder",
+        "<function=search><parameter=query\na</parameter><parameter=limit>3</parameter></function>",
+        "the tag of the parameter 'query' is not closed",
+    ),
     ("llama3_json", '{"name": "search", "parameters": {"query": "a"', "invalid JSON"),
     ("llama3_json", "<|python_tag|>print(1)", "invalid JSON"),
     ("mistral", "[TOOL_CALLS]", "it is empty"),
@@ -195,6 +211,8 @@ MALFORMED = [
     ("pythonic", "[search(query=open('x'))]", "must be literals"),
     ("pythonic", "[search(1, 2, 3, 4, 5, 6, 7, 8)]", "must be named"),
     ("pythonic", "[search(x=1e999)]", "written as JSON"),
+    ("pythonic", "[search(x=1, x=2)]", "gives x twice"),
+    ("pythonic", "[search('a', query='b')]", "gives query twice"),
     ("pythonic", "[now(), 3]", "not every item"),
     ("pythonic", "[f(" + "-" * 50_000 + "1)]", "tool call"),
 ]
@@ -226,6 +244,7 @@ def test_a_good_call_beside_a_malformed_one_is_still_made() -> None:
     [
         ("llama3_json", '{"answer": 42}'),
         ("llama3_json", "{x} is a set"),
+        ("llama3_json", '{"name": "parameters", "value": "arguments"}'),
         ("pythonic", "[1, 2, 3] is a list"),
         ("pythonic", "[link](https://example.org)"),
         ("hermes", "2 < 3 <tool"),
@@ -235,11 +254,64 @@ def test_answers_that_only_begin_like_calls_are_content(parser: str, text: str) 
     assert TOOL_PARSERS[parser].parse(text, TOOLS) == ParsedCalls(text)
 
 
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"enum": [1, 2]}, "2", 2),
+        ({"enum": ["1", "2"]}, "2", "2"),
+        ({"enum": ["auto", 5]}, "5", 5),
+        ({"enum": ["auto", 5]}, "auto", "auto"),
+        ({"enum": [0.5, 1]}, "1", 1),
+        ({"enum": [1, 2, None]}, "null", None),
+        ({"const": True}, "true", True),
+        ({"anyOf": [{"enum": [1, 2]}, {"type": "null"}]}, "1", 1),
+        ({"$ref": "#/$defs/Filter"}, '{"a": 1}', {"a": 1}),
+        ({"allOf": [{"$ref": "#/$defs/Level"}], "default": 1}, "2", 2),
+        ({"anyOf": [{"$ref": "#/$defs/Filter"}, {"type": "null"}]}, "null", None),
+        ({"$ref": "#/$defs/Loop"}, "1", "1"),
+        ({"$ref": "#/$defs/Nothing"}, "1", "1"),
+        ({"$ref": "other.json"}, "1", "1"),
+        ({"enum": "1"}, "1", "1"),
+        ({}, "1", "1"),
+    ],
+)
+def test_values_of_qwen3_coder_have_the_types_that_a_schema_allows(
+    schema: dict[str, object], text: str, value: object
+) -> None:
+    definitions = {
+        "Filter": {"type": "object"},
+        "Level": {"enum": [1, 2]},
+        "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}]},
+    }
+    parameters = {"type": "object", "properties": {"x": schema}, "$defs": definitions}
+    tools = [ToolSchema("f", "", parameters)]
+    written = f"<function=f><parameter=x>{text}</parameter></function>"
+    (call,) = TOOL_PARSERS["qwen3_coder"].parse(written, tools).calls
+    assert json.loads(call.arguments) == {"x": value}
+
+
+def test_a_literal_number_of_a_python_tool_can_be_given_in_every_format() -> None:
+    @tool
+    def pick(level: Literal[1, 2]) -> int:
+        """Pick a level."""
+        return level
+
+    written = "<function=pick><parameter=level>2</parameter></function>"
+    (call,) = TOOL_PARSERS["qwen3_coder"].parse(written, [pick.spec.schema]).calls
+    assert pick.bind(json.loads(call.arguments)) == {"level": 2}
+
+
 def test_ids_that_models_write_are_kept() -> None:
     text = '[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "abc123def"}]'
     assert TOOL_PARSERS["mistral"].parse(text, ()).calls[0].call_id == "abc123def"
     text = "[TOOL_CALLS]now[CALL_ID]abc123def[ARGS]{}"
     assert TOOL_PARSERS["mistral"].parse(text, ()).calls[0].call_id == "abc123def"
+
+
+def test_an_id_that_no_message_can_carry_is_not_kept() -> None:
+    text = '[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "a\\ud800"}]'
+    (call,) = TOOL_PARSERS["mistral"].parse(text, ()).calls
+    assert call == ("now", "{}", "")
 
 
 def test_arguments_are_written_in_one_way_whatever_white_space_the_model_used() -> None:
@@ -253,7 +325,7 @@ FRAGMENTS = [
     "<tool_call>", "</tool_call>", "<function=", "<parameter=", "</function>", "[TOOL_CALLS]", "[ARGS]",
     "<|start|>", "<|message|>", " to=functions.", "<|python_tag|>", "<｜tool▁call▁begin｜>", "{", "}",
     '"', "[", "]", "(", ")", "\n", "\\", "\0", "search", "=", ",", "name", "\ud800", "é", "'", "lambda",
-    "1e999",
+    "1e999", "\\ud800", "\\u0000",
 ]  # fmt: skip
 fuzz = st.one_of(
     st.text(max_size=60),
@@ -284,5 +356,6 @@ def test_no_text_makes_a_parser_raise_or_write_arguments_that_are_no_object(
     for call in found.calls:
         assert isinstance(json.loads(call.arguments), dict)
         assert call.name
+        "".join(call).encode()  # as every message is
     if not found.calls and not found.malformed:
         assert found.content.strip() in text

@@ -152,6 +152,21 @@ def test_rows_of_a_pass_and_passes_of_an_update_become_tokens_and_updates() -> N
             {"group_size": 3, "agents": {"max_episode_tokens": 9}, "groups_per_step": 5},
             r"an update of 8 rows .* does not divide the 15 rows",
         ),
+        (
+            {"gradient_accumulation_steps": 2},
+            {"agents": {"max_episode_tokens": 9}, "learner": {"max_tokens_per_micro_batch": 8}},
+            r"a pass of 8 tokens \(learner\.max_tokens_per_micro_batch\) holds no row of 9",
+        ),
+        (
+            {"gradient_accumulation_steps": 2},
+            {"agents": {"max_episode_tokens": 0}, "learner": {"max_tokens_per_micro_batch": 8}},
+            r"needs agents\.max_episode_tokens: expected a whole number from 1 on, found 0",
+        ),
+        (
+            BATCH,
+            {"group_size": 0, "agents": {"max_episode_tokens": 9}},
+            "needs group_size: expected a whole number from 1 on, found 0",
+        ),
         ({"per_device_train_batch_size": 0}, {"agents": {"max_episode_tokens": 9}}, "found 0"),
         ({"per_device_train_batch_size": "4"}, {"agents": {"max_episode_tokens": 9}}, "found '4'"),
     ],
@@ -161,6 +176,21 @@ def test_batch_sizes_that_do_not_fit_say_what_to_change(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         renamed_by("actor_train.training_args", args, **given)
+
+
+def test_a_value_of_another_type_is_named_with_what_is_possible() -> None:
+    with pytest.raises(ConfigError, match=r"dtype: \['bf16'\] is none of bf16, bfloat16"):
+        renamed_by("actor_train.model_args.dtype", ["bf16"])
+    given = {"inference": {"engine_args": {"tp_size": "two"}}}
+    with pytest.raises(ConfigError, match=r"needs inference\.engine_args\.tp_size: .* found 'two'"):
+        renamed_by("actor_infer.device_mapping", [0, 1], **given)
+
+
+@pytest.mark.parametrize("partition", [8, ["four", 4]])
+def test_a_partition_of_another_type_is_left_to_the_service_that_names_it(partition: Any) -> None:
+    name = "train_env_manager.num_groups_partition"
+    content = renamed_by(name, partition, groups_per_step=8)
+    assert content["scheduler"] == {"num_groups_partition": partition}
 
 
 def test_messages_about_a_key_tell_the_name_that_it_was_given_by() -> None:

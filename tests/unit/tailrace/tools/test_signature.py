@@ -167,3 +167,16 @@ def test_what_can_be_served_is_told_from_what_cannot() -> None:
         as_offer(Stateful())
     with pytest.raises(TypeError, match="mark a function with @tool"):
         as_offer(len_of)  # type: ignore[arg-type]
+
+
+def test_only_types_of_parameters_must_be_known() -> None:
+    def table(num_rows: int) -> Frame:  # type: ignore[name-defined]  # noqa: F821  of TYPE_CHECKING
+        """Make a table."""
+
+    def save(frame: Frame) -> int:  # type: ignore[name-defined]  # noqa: F821
+        """Save a table."""
+        return 0
+
+    assert tool(table).bind({"num_rows": 2}) == {"num_rows": 2}
+    with pytest.raises(TypeError, match=r"save: the type of a parameter is not known .*'Frame'"):
+        tool(save)

@@ -303,6 +303,44 @@ async def test_an_episode_beyond_its_deadline_times_out_whatever_its_loop_says()
     assert result.transcript.num_turns == 1
 
 
+class Careless(AgentLoop):
+    """Ends while a call is on its way, and leaves a task behind that calls once more."""
+
+    left: ClassVar[list[asyncio.Task[Any]]] = []
+    replies: ClassVar[asyncio.Event]
+
+    async def run(self, row: dict[str, Any], policy: Any) -> Any:
+        await policy.chat([user("x")])
+
+        async def late() -> None:
+            await Careless.replies.wait()
+            await policy.chat([user("z")])
+
+        Careless.left = [
+            asyncio.create_task(policy.chat([user("y")])),
+            asyncio.create_task(late()),
+        ]
+        await asyncio.sleep(0)
+        return policy.finish(1.0)
+
+
+async def test_what_a_loop_left_behind_samples_nothing_after_the_end() -> None:
+    Careless.replies = asyncio.Event()
+
+    async def slow() -> str:
+        await Careless.replies.wait()
+        return "b"
+
+    asked, journal = ChatPolicy("a", slow, "c"), RecordList()
+    result = await play(Careless, asked, journal=journal)
+    assert result.outcome is Outcome.OK
+    Careless.replies.set()
+    ends = await asyncio.gather(*Careless.left, return_exceptions=True)
+    assert [str(end) for end in ends] == ["the episode has ended"] * 2
+    assert len(asked.prompts) == 2
+    assert len(journal.records) == result.transcript.num_turns == 1
+
+
 async def test_a_failed_generation_cannot_be_hidden_by_the_loop() -> None:
     failed = GenerationFailedError("g0.0.1", 3, "server gone")
     result = await play(Stubborn, ChatPolicy("a", failed))

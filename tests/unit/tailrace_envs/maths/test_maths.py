@@ -58,6 +58,21 @@ def test_the_last_mark_counts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("#### **42**", "42"),
+        ("**#### 42**", "42"),
+        ("#### **-.5.**\n", "-.5"),
+        ("#### `1/2` .", "1/2"),
+        ("#### 2*3", "2*3"),
+        ("#### **", None),
+    ],
+)
+def test_marks_of_bold_text_are_no_part_of_an_answer(reply: str, answer: str | None) -> None:
+    assert extract_answer(reply) == answer
+
+
+@pytest.mark.parametrize(
     ("said", "truth", "is_right"),
     [
         ("1,200", "1200", True),

@@ -48,6 +48,17 @@ def test_its_own_limit_of_steps_truncates() -> None:
     assert (terminated, truncated, info["success"]) == (False, True, 0.0)
 
 
+def test_an_end_at_its_own_limit_of_steps_is_an_end_too() -> None:
+    kwargs = {"is_slippery": False, "max_episode_steps": len(WAY)}
+    env = make_env("gymnasium", {**LAKE, "kwargs": kwargs})
+    real = gymnasium.make("FrozenLake-v1", **kwargs)
+    env.reset(seed=0)
+    real.reset(seed=0)
+    for word in WAY:
+        ours, theirs = env.step(word), real.step(LAKE["actions"].index(word))
+    assert ours[2:4] == theirs[2:4] == (True, True)
+
+
 def test_our_limit_of_turns_truncates() -> None:
     env = make_env("gymnasium", {**LAKE, "max_turns": 1})
     env.reset(seed=0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -12,6 +15,8 @@ from tailrace.config import ConfigError
 from tailrace_envs import make_env
 
 pytest.importorskip("verifiers.clients", reason="make test-envs runs these in their own environment")
+
+from tailrace_envs.published import verifiers_rollout
 
 MODULE = '''
 import verifiers as vf
@@ -171,3 +176,16 @@ def test_an_environment_that_rewrites_messages_is_named() -> None:
 def test_an_environment_that_is_not_installed_is_named() -> None:
     with pytest.raises(ConfigError, match=r"no-such-env.*install it"):
         make_env("verifiers", {"env_id": "no-such-env"})
+
+
+def test_episodes_that_begin_at_the_same_time_share_one_event_loop() -> None:
+    """A reply that another loop hands over does not wake the rollout that waits for it."""
+    fresh = importlib.reload(verifiers_rollout)
+    begins = threading.Barrier(16)
+
+    def found(_: int) -> object:
+        begins.wait(30)
+        return fresh.event_loop()
+
+    with ThreadPoolExecutor(16) as threads:
+        assert len(set(threads.map(found, range(16)))) == 1
