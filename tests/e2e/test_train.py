@@ -55,6 +55,7 @@ def asynchronous(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         "save_steps=3",
         "inference.emission_log=true",
         "agents.render_episodes=1",
+        "learner.warm_start.num_steps=5",  # replies still differ, so that every step trains tokens
         *(f"cluster.num_{kind}=2" for kind in REPLICATED),
         output_dir=output_dir,
         exp_name="stream",

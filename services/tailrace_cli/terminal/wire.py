@@ -1,7 +1,7 @@
 """Client of OpenAI chat completions: the endpoint, and messages as JSON."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -60,35 +60,47 @@ def read_answer(body: bytes) -> dict[str, Any]:
     """
     if answer := read_object(body):
         return answer
-    lines = (line[5:] for line in body.splitlines() if line.startswith(b"data:"))
-    events = [event for event in map(read_object, lines) if event]
-    found = [event.get("message") or event.get("response") or event for event in events]
-    answer_id = next((one["id"] for one in found if one.get("id")), "")
-    choices = [one for event in events for one in event.get("choices") or () if not one.get("index")]
-    if not answer_id and not choices:
+    events = _events_in(body)
+    answer_id = next(filter(None, map(_id_in, events)), "")
+    chunks = [one for event in events for one in event.get("choices") or () if not one.get("index")]
+    if not answer_id and not chunks:
         return {}
-    usage: dict[str, Any] = next(
-        (event["usage"] for event in reversed(events) if event.get("usage")), {}
-    )
-    return {"id": answer_id, "choices": [_joined(choices)] if choices else [], "usage": usage}
+    usages = [event["usage"] for event in events if event.get("usage")]
+    choices = [_joined(chunks)] if chunks else []
+    return {"id": answer_id, "choices": choices, "usage": usages[-1] if usages else {}}
+
+
+def _events_in(body: bytes) -> list[dict[str, Any]]:
+    lines = (line[5:] for line in body.splitlines() if line.startswith(b"data:"))
+    return [event for event in map(read_object, lines) if event]
+
+
+def _id_in(event: Mapping[str, Any]) -> str:
+    said: Mapping[str, Any] = event.get("message") or event.get("response") or event
+    return str(said.get("id") or "")
 
 
 def _joined(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Joins the chunks of one choice."""
-    texts = {"content": "", "reasoning_content": ""}
-    calls: dict[int, dict[str, Any]] = {}
-    for delta in (chunk.get("delta") or {} for chunk in chunks):
-        for key in texts:
-            texts[key] += delta.get(key) or ""
-        for part in delta.get("tool_calls") or ():
-            empty = {"id": "", "function": {"name": "", "arguments": ""}}
-            call, said = calls.setdefault(part.get("index", 0), empty), part.get("function") or {}
-            call["id"] += part.get("id") or ""
-            for key in call["function"]:
-                call["function"][key] += said.get(key) or ""
+    deltas = [chunk.get("delta") or {} for chunk in chunks]
+    texts = {
+        key: "".join(delta.get(key) or "" for delta in deltas)
+        for key in ("content", "reasoning_content")
+    }
     reasons = [chunk["finish_reason"] for chunk in chunks if chunk.get("finish_reason")]
-    message = {"role": "assistant", **texts, "tool_calls": [calls[place] for place in sorted(calls)]}
+    message = {"role": "assistant", **texts, "tool_calls": _joined_calls(deltas)}
     return {"message": message, "finish_reason": reasons[-1] if reasons else None}
+
+
+def _joined_calls(deltas: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    calls: dict[int, dict[str, Any]] = {}
+    for part in (part for delta in deltas for part in delta.get("tool_calls") or ()):
+        empty = {"id": "", "function": {"name": "", "arguments": ""}}
+        call, said = calls.setdefault(part.get("index", 0), empty), part.get("function") or {}
+        call["id"] += part.get("id") or ""
+        for key in call["function"]:
+            call["function"][key] += said.get(key) or ""
+    return [calls[place] for place in sorted(calls)]
 
 
 def read_message(said: Mapping[str, Any]) -> ChatMessage:

@@ -147,15 +147,20 @@ class Sessions:
         if stored is None:
             raise SessionOverError(f"the session {session_id!r} was closed")
         try:
-            record = _record_of(session_id, stored)
-            session = self._sessions.get(session_id) or self._begin(record, stored.nonce)
-            self._renew(session, record)  # another replica may have opened it again
-            session.apply(stored.entries, num_known)
+            session = self._applied(session_id, stored, num_known)
         except MALFORMED as error:
             raise await self.set_aside(session_id, stored.nonce, error) from error
+        return self._in_use(session), stored.answer
+
+    def _applied(self, session_id: str, stored: SessionState, num_known: int) -> Session:
+        """Return the session with what the store told; raise one of `MALFORMED`."""
+        record = _record_of(session_id, stored)
+        session = self._sessions.get(session_id) or self._begin(record, stored.nonce)
+        self._renew(session, record)  # another replica may have opened it again
+        session.apply(stored.entries, num_known)
         if not stored.is_open:
             session.close()
-        return self._in_use(session), stored.answer
+        return session
 
     async def set_aside(
         self, session_id: str, nonce: str, corruption: Exception, *found: bytes

@@ -106,12 +106,16 @@ def _unusable(content: object, path: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(content, list | tuple):
         for index, value in enumerate(content):
             yield from _unusable(value, f"{path}[{index}]")
-    elif isinstance(content, float) and math.isnan(content):
-        yield path, "nan is not a number: give one"
-    elif isinstance(content, int) and not -(1 << 63) <= content < 1 << 63:
-        yield path, "the number takes more than 64 bits: give a smaller one"
-    elif _has_half(content):
-        yield path, _HALF
+    elif reason := _unusable_value(content):
+        yield path, reason
+
+
+def _unusable_value(value: object) -> str:
+    if isinstance(value, float) and math.isnan(value):
+        return "nan is not a number: give one"
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        return "the number takes more than 64 bits: give a smaller one"
+    return _HALF if _has_half(value) else ""
 
 
 _HALF = "a text with half of a character (a lone surrogate such as \\ud800) cannot be sent: correct it"
