@@ -6,6 +6,7 @@ the lengths short and `stirred` moves small and constant weights, each in place 
 large weight is copied. Both ways see the same changed model, so that only the way differs.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -178,20 +179,42 @@ def stirred(model: nn.Module, seed: int = 0) -> Iterator[None]:
 
 
 @contextmanager
-def widened(model: nn.Module) -> Iterator[None]:
+def widened(model: nn.Module) -> Iterator[bool]:
     """Holds weights of half precision in float32, which is exact; puts their dtypes back afterwards.
 
-    Takes the memory of one more set of weights. Rounding in half precision hides small differences.
+    Rounding in half precision hides small differences. Yields False, and changes nothing, if the
+    device has no room (`widening_bytes`).
     """
-    tensors = (*model.parameters(), *model.buffers())
-    halves = [(each, each.dtype) for each in tensors if each.dtype in (torch.bfloat16, torch.float16)]
+    if widening_bytes(model) > free_bytes(next(model.parameters()).device):
+        yield False
+        return
+    halves = [(each, each.dtype) for each in _halves(model)]
     try:
         for tensor, _ in halves:
             tensor.data = tensor.data.float()
-        yield
+        yield True
     finally:
         for tensor, dtype in halves:
             tensor.data = tensor.data.to(dtype)
+
+
+def widening_bytes(model: nn.Module) -> int:
+    """Bytes that `widened` takes beside the weights, at most: one tensor is there twice at a time."""
+    sizes = [each.numel() for each in _halves(model)]
+    return 2 * (sum(sizes) + max(sizes, default=0))
+
+
+def free_bytes(device: torch.device) -> float:
+    """Bytes that this process may still take of a GPU; of the host's memory there is no limit."""
+    if device.type != "cuda":
+        return math.inf
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + cached
+
+
+def _halves(model: nn.Module) -> list[Tensor]:
+    tensors = (*model.parameters(), *model.buffers())
+    return [each for each in tensors if each.dtype in (torch.bfloat16, torch.float16)]
 
 
 def _is_constant(parameter: Tensor) -> bool:

@@ -172,8 +172,10 @@ class ForwardChooser:
     def _leave_wrong_ones(self) -> None:
         """Leaves forwards up to the first that agrees in float32, if the model computes in it here."""
         try:
-            with widened(self._model):
-                if self._computes_widened():
+            with widened(self._model) as has_room:
+                if not has_room:
+                    log.warning("forward not checked in float32", reason="the device has no room")
+                elif self._computes_widened():
                     self._is_widened = True
                     self._first_right(is_stirred=True)
         except torch.OutOfMemoryError as error:

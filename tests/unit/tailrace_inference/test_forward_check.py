@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import MptConfig
 
+from tailrace import model_probe
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.attention import UnsupportedModelError
 from tailrace_inference.engine.engine import TorchEngine
@@ -108,6 +109,24 @@ def test_half_precision_hides_no_wrong_forward(name: str) -> None:
     assert (half.forward_name, half.max_len) == (exact.forward_name, exact.max_len)
     kept = {each.dtype for each in half._model.model.parameters()}
     assert kept == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_weights_are_widened_for_the_check_only_where_there_is_room(
+    missing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of memory in the middle of it would leave a model of two types."""
+    text = config_of("qwen3")
+    settings: dict[str, Any] = {"max_running": 4, "kv_cache_tokens": 1024, "dtype": "bfloat16"}
+    model = TorchEngine.from_config_json(text, InferenceConfig(**settings))._model.model
+    room = model_probe.widening_bytes(model) - missing
+    monkeypatch.setattr(model_probe, "free_bytes", lambda device: room)
+    with model_probe.widened(model) as is_wide:
+        assert is_wide == (not missing)
+        wanted = torch.bfloat16 if missing else torch.float32
+        assert {each.dtype for each in model.parameters()} == {wanted}
+    assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
+    TorchEngine.from_config_json(text, InferenceConfig(**settings))  # checked as well as it can be
 
 
 def test_a_context_of_another_name_bounds_sequences() -> None:
