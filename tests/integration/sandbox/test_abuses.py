@@ -138,7 +138,18 @@ _SHARED = (
 )
 
 
-@pytest.mark.parametrize("bomb", [_FRESH, _SHARED], ids=["fresh", "shared-before"])
+_SHARERS = (
+    "import os, time\nfor _ in range(4):\n    if os.fork() == 0: break\n"
+    f"x = bytearray(b'x' * {160 * MIB})\nend = time.time() + 9\n"
+    "while time.time() < end:\n    if os.fork() == 0: os._exit(0)\n    os.wait()"
+)
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [_FRESH, _SHARED, _SHARERS],
+    ids=["fresh", "shared-before", "sharers-that-come-and-go"],
+)
 def test_memory_of_many_processes_stays_within_a_tenth_of_the_default_limit(
     bomb: str, default_box: Box
 ) -> None:
