@@ -10,6 +10,7 @@ A corrupted offer or result is an infrastructure failure of its episode.
 """
 
 import hashlib
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -181,13 +182,14 @@ class OutsideEpisodes:
         while found := await self._run("lease", holder, time.time()):
             encoded, used, started, resumed = found
             try:
-                offer = decode(encoded, OutsideOffer)
+                offer, started_unix_s = decode(encoded, OutsideOffer), _time_of(started)
             except MALFORMED as error:
                 name = await self._pipeline.command("GET", f"{self._prefix}outside_of:{holder}")
                 episode_id = name.decode()
-                await self.settle(episode_id, await self._failed("offer", episode_id, encoded, error))
+                failed = await self._failed("offer", episode_id, (encoded, started), error)
+                await self.settle(episode_id, failed)
                 continue
-            return OutsideLease(offer, used is not None, float(started), bool(resumed))
+            return OutsideLease(offer, used is not None, started_unix_s, bool(resumed))
         return None
 
     async def bind(self, episode_id: str, key_hash: str) -> None:
@@ -227,13 +229,20 @@ class OutsideEpisodes:
         for start in range(0, len(episode_ids), _MAX_IDS):
             found += await self._run("progress", *episode_ids[start : start + _MAX_IDS])
         return {
-            name.decode(): OutsideProgress(
-                None if started is None else float(started),
-                bool(settled),
-                None if result is None else await self._result(name.decode(), result),
-            )
-            for name, started, settled, result in found
+            (episode_id := name.decode()): await self._progress(episode_id, *fields)
+            for name, *fields in found
         }
+
+    async def _progress(
+        self, episode_id: str, started: bytes | None, settled: int, encoded: bytes | None
+    ) -> OutsideProgress:
+        result = None if encoded is None else await self._result(episode_id, encoded)
+        try:
+            started_unix_s = None if started is None else _time_of(started)
+        except ValueError as error:
+            failed = await self._failed("first lease", episode_id, (started or b"",), error)
+            return OutsideProgress(None, bool(settled), result or failed)
+        return OutsideProgress(started_unix_s, bool(settled), result)
 
     async def close(self, episode_id: str, outcome: str) -> None:
         """Ends an episode: no agent gets it any more."""
@@ -248,14 +257,22 @@ class OutsideEpisodes:
         try:
             return decode(encoded, OutsideResult)
         except MALFORMED as error:
-            return await self._failed("result", episode_id, encoded, error)
+            return await self._failed("result", episode_id, (encoded,), error)
 
     async def _failed(
-        self, kind: str, episode_id: str, encoded: bytes, error: Exception
+        self, kind: str, episode_id: str, data: tuple[bytes, ...], error: Exception
     ) -> OutsideResult:
         """Sets a corrupted entry aside; returns the end of its episode."""
-        await quarantine(self._redis, self._prefix, kind, episode_id, (encoded,), error)
+        await quarantine(self._redis, self._prefix, kind, episode_id, data, error)
         return OutsideResult(Outcome.INFRA_FAILURE, f"its {kind} was corrupted in Redis")
 
     async def _run(self, operation: str, *args: bytes | str | float) -> Any:
         return await self._pipeline.script(scripts.OUTSIDE_EPISODE, self._prefix, operation, *args)
+
+
+def _time_of(stored: bytes) -> float:
+    """Seconds since 1970; raises `ValueError` for anything else."""
+    unix_s = float(stored)
+    if not math.isfinite(unix_s):
+        raise ValueError(f"no time: {stored!r}")
+    return unix_s

@@ -124,7 +124,7 @@ async def test_a_corrupted_offer_fails_its_episode_and_the_agent_gets_the_next(
     result = (await episodes.progress(["train-0.0"]))["train-0.0"].result
     assert result is not None
     assert result.outcome is Outcome.INFRA_FAILURE
-    assert await kept(redis, run_name, "offer", "train-0.0") == [garbage]
+    assert (await kept(redis, run_name, "offer", "train-0.0"))[0] == garbage
 
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
@@ -143,3 +143,24 @@ async def test_a_corrupted_result_holds_up_no_other(
     assert failed.outcome is Outcome.INFRA_FAILURE
     assert found["train-1.0"].result == given
     assert await kept(redis, run_name, "result", "train-0.0") == [garbage]
+
+
+@pytest.mark.parametrize("garbage", [b"", b"soon", b"nan", b"\xff"])
+async def test_a_corrupted_time_of_a_lease_holds_up_no_other(
+    garbage: bytes, redis: StoreConnection, run_name: str
+) -> None:
+    episodes = OutsideEpisodes(redis, run_name)
+    for index in (0, 1):
+        await episodes.offer(offer(index))
+        assert await episodes.lease(f"agent-{index}") is not None
+    await redis.command("HSET", f"{{{run_name}}}:outside:train-0.0", "started", garbage)
+    found = await episodes.progress(["train-0.0", "train-1.0"])
+    failed = found["train-0.0"].result
+    assert failed is not None
+    assert failed.outcome is Outcome.INFRA_FAILURE
+    assert found["train-1.0"].started_unix_s is not None
+    assert await kept(redis, run_name, "first lease", "train-0.0") == [garbage]
+    await episodes.offer(offer(2))
+    leased = await episodes.lease("agent-0")  # it had the corrupted one
+    assert leased is not None
+    assert leased.offer == offer(2)
