@@ -117,7 +117,7 @@ async function serve(call, nc) {
 }
 
 function accept(message, request, nc) {
-  const tool = tools[request.name];
+  const tool = Object.hasOwn(tools, request.name) ? tools[request.name] : undefined;
   const earlier = finished.get(request.call_id);
   if (!tool) return refuse(message, "400", "invalid", `no tool '${request.name}' here`);
   if (earlier) return message.respond(codec.encode(earlier), { headers: json() });
@@ -146,8 +146,7 @@ function cancel(callId) {
   }
 }
 
-function probed(request) {
-  const ids = request.call_ids ?? [];
+function probed(ids) {
   return {
     type: "tools_probed",
     running: ids.filter((id) => running.has(id)),
@@ -162,20 +161,22 @@ function handle(message, nc) {
   } catch (error) {
     return refuse(message, "400", "invalid", `this worker reads JSON only: ${error.message}`);
   }
-  switch (request.type) {
+  const ids = request?.call_ids ?? [];
+  if (!Array.isArray(ids)) return refuse(message, "400", "invalid", "call_ids must be a list");
+  switch (request?.type) {
     case "call_tool":
       return accept(message, request, nc);
     case "probe_tools":
-      return message.respond(codec.encode(probed(request)), { headers: json() });
+      return message.respond(codec.encode(probed(ids)), { headers: json() });
     case "cancel_tools":
-      return request.call_ids.forEach(cancel);
+      return ids.forEach(cancel);
     case "release_tool_session":
       return message.respond(
         codec.encode({ type: "tool_session_released", session_id: request.session_id }),
         { headers: json() },
       );
     default:
-      return refuse(message, "400", "invalid", `unknown message ${request.type}`);
+      return refuse(message, "400", "invalid", `unknown message ${request?.type}`);
   }
 }
 

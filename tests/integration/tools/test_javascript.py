@@ -89,6 +89,29 @@ async def test_a_worker_in_javascript_serves_lists_refuses_and_dies_like_any_oth
     await bus.close()
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"null",
+        b"3",
+        b"[]",
+        b'{"type": "call_tool", "name": "constructor", "call_id": "c"}',
+        b'{"type": "call_tool", "name": "toString", "call_id": "c"}',
+        b'{"type": "cancel_tools", "call_ids": {}}',
+        b'{"type": "probe_tools", "call_ids": 3}',
+    ],
+)
+async def test_a_worker_in_javascript_survives_nonsense(
+    payload: bytes, worker: subprocess.Popen[str], nats_server: ServerProcess, run_name: str
+) -> None:
+    bus = await Bus.connect(endpoints_of(nats_server.url), name="caller", run=run_name)
+    for _ in range(2):  # the second finds it alive
+        answer = await bus.connection.client.request("tool.js_reverse", payload, 10)
+        assert (answer.headers or {})["Nats-Service-Error-Code"] == "400"
+    assert worker.poll() is None
+    await bus.close()
+
+
 async def _load(client: ToolClient) -> dict[str, int]:
     """Description by the worker of itself; waits until it answers."""
     while True:
