@@ -25,7 +25,12 @@ HELD_OUT_SHARE = 10  # one question of this many is never trained
 
 
 def rows(split: str, num_rows: int, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Different questions of a split, `train` or `held_out`, with their answers."""
+    """Different questions of a split, `train` or `held_out`, with their answers.
+
+    Raises `ValueError` if there are not so many.
+    """
+    if num_rows > (there_are := num_questions(split)):
+        raise ValueError(f"num_rows is {num_rows}, and {split} has {there_are} different questions")
     random = np.random.default_rng([seed, split == "train"])
     seen: set[str] = set()
     while len(seen) < num_rows:
@@ -39,6 +44,13 @@ def rows(split: str, num_rows: int, seed: int = 0) -> Iterator[dict[str, Any]]:
 def correct(task: EnvTask, messages: Sequence[ChatMessage], metrics: Mapping[str, float]) -> float:
     """1 if the last reply is the answer and nothing else, else 0."""
     return float(messages[-1].content.strip() == task.row["answer"])
+
+
+def num_questions(split: str) -> int:
+    """Returns how many different questions a split has."""
+    numbers = range(LARGEST + 1)
+    questions = (f"{ASK}{a} {word} {b}?" for a in numbers for b in numbers for word in WORDS)
+    return sum(is_held_out(question) == (split == "held_out") for question in questions)
 
 
 def draw_question(random: np.random.Generator) -> tuple[str, str]:

@@ -98,3 +98,13 @@ def test_the_players_of_a_data_set_stand_in_the_report() -> None:
 def _question(renderer: Renderer, token_ids: list[int]) -> str:
     text = renderer.decode(np.array(token_ids, np.int32))
     return text[: text.index("?") + 1]
+
+
+def test_more_rows_than_there_are_questions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples" / "calculator")
+    import sums
+
+    most = sums.num_questions("held_out")
+    assert len(list(sums.rows("held_out", most))) == most
+    with pytest.raises(ValueError, match=f"num_rows is {most + 1}, and held_out has {most}"):
+        next(sums.rows("held_out", most + 1))
