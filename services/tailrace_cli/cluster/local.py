@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -45,6 +46,7 @@ from tailrace_cli.launch import record_launch
 
 SERVERS = ("nats", "redis")
 _LEARNER = "learner"
+_LOCK_TRIES, _LOCK_PAUSE_S = 5, 0.02
 SERVER_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 ADMIN_KEY = "TAILRACE_GATEWAY_ADMIN_KEY"  # made up unless the environment has one
 
@@ -226,13 +228,18 @@ class LocalCluster:
 def take_lock(state_dir: Path) -> IO[str]:
     """The run directory's lock, held until the file is closed; `ConfigError` while another holds it."""
     lock = (state_dir / "lock").open("a+")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.seek(0)
-        holder = lock.read().strip()
-        lock.close()
-        raise RunGoesOnError(state_dir.parent, holder) from error
+    for num_left in reversed(range(_LOCK_TRIES)):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError as error:
+            if num_left:  # `tailrace status` may hold it for a moment
+                time.sleep(_LOCK_PAUSE_S)
+                continue
+            lock.seek(0)
+            holder = lock.read().strip()
+            lock.close()
+            raise RunGoesOnError(state_dir.parent, holder) from error
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()

@@ -234,6 +234,17 @@ def test_logs_of_all_processes_are_merged_by_time_and_cut_to_the_newest(tmp_path
     assert "second" not in run("logs", str(folder), "learner")
 
 
+def test_a_run_starts_though_its_state_is_looked_at_in_that_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path, STARTED)
+    looking = (folder / "state" / "lock").open("a+")
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    monkeypatch.setattr("tailrace_cli.cluster.local.time.sleep", lambda _: looking.close())
+    with take_lock(folder / "state"), pytest.raises(ConfigError, match="going on"):
+        take_lock(folder / "state")
+
+
 def test_following_logs_shows_whole_lines_and_processes_that_start_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
