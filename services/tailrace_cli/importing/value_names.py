@@ -19,7 +19,7 @@ tool_parser = value_names(
     "pythonic",
     "qwen3_coder",
     **{"qwen": "hermes", "qwen25": "hermes", "qwen3": "hermes", "llama3": "llama3_json"},
-    **{"deepseekv3": "deepseek", "gpt-oss": "gpt_oss"},
+    **{"deepseekv3": "deepseek", "gpt-oss": "gpt_oss", "glm": "glm45", "glm45": "glm45"},
 )
 engine = value_names("vllm", "sglang", hf="torch")
 _AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")

@@ -21,9 +21,10 @@ class ChatArgs(Config, frozen=True, kw_only=True):
     """The key `chat` of an experiment file."""
 
     tool_parser: str = "auto"
-    """Format in which the model writes tool calls: `hermes`, `qwen3_coder`, `llama3_json`, `mistral`,
-    `deepseek`, `gpt_oss` (needs harmony channels), `pythonic`, or `module:Class` of your own. `auto`:
-    the format in which the chat template renders a call. `none`: replies are not searched for calls."""
+    """Format in which the model writes tool calls: `hermes`, `qwen3_coder`, `glm45`, `llama3_json`,
+    `mistral`, `deepseek`, `gpt_oss` (needs harmony channels), `pythonic`, or your own `module:Class`.
+    `auto`: the format in which the chat template renders a call. `none`: replies are not searched for
+    calls."""
 
     reasoning_parser: str = "auto"
     """Format in which the model marks its thoughts: `think` (`<think>` tags), `harmony` (channels), or

@@ -4,6 +4,7 @@
 """
 
 from tailrace.chat.tool_parsers.deepseek import DeepSeekParser
+from tailrace.chat.tool_parsers.glm45 import Glm45Parser
 from tailrace.chat.tool_parsers.gpt_oss import GptOssParser
 from tailrace.chat.tool_parsers.hermes import HermesParser
 from tailrace.chat.tool_parsers.llama3_json import Llama3JsonParser
@@ -21,6 +22,7 @@ from tailrace.chat.tool_parsers.qwen3_coder import Qwen3CoderParser
 TOOL_PARSERS: dict[str, ToolParser] = {
     "gpt_oss": GptOssParser(),
     "qwen3_coder": Qwen3CoderParser(),
+    "glm45": Glm45Parser(),
     "hermes": HermesParser(),
     "mistral": MistralParser(),
     "deepseek": DeepSeekParser(),

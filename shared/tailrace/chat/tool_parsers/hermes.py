@@ -15,7 +15,7 @@ class HermesParser(ToolParser):
 
     special_texts = (_BEGIN, _END)
     begins = (_BEGIN,)
-    template_call = re.compile(r"<tool_call>")
+    template_call = re.compile(r"<tool_call>\s*\{")
     call_form = CallForm(f"{_BEGIN}\n", f"\n{_END}", "\n")
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:

@@ -196,6 +196,11 @@ def spoken(ours: Renderer, text: str, family: Family = QWEN) -> ChatMessage:
             "<function=now></function>",
         ),
         (
+            "<tool_call>{{ call.function.name }}\n{% for k, v in call.function.arguments | items %}"
+            "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>",
+            "<tool_call>now\n</tool_call>",
+        ),
+        (
             '{{ \'{"name": "\' + call.function.name + \'", "parameters": \' }}'
             "{{ call.function.arguments | tojson }}}",
             '{"name": "now", "parameters": {}}',

@@ -18,10 +18,13 @@ from tailrace_protos.chat import ChatMessage, ToolCall
 from tests.unit.tailrace.chat import families
 from tests.unit.tailrace.chat.families import FAMILIES, HARMONY, LLAMA3, MISTRAL, QWEN, TOOLS, Family
 
-PARSERS = ("hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek", "pythonic", "none")
+PARSERS = (
+    "hermes", "qwen3_coder", "glm45", "llama3_json", "mistral", "deepseek", "pythonic", "none",
+)  # fmt: skip
 FRAGMENTS = (
     "<tool_call>", "</tool_call>", '{"name": "search", "arguments": {"query": "é"}}', "<think>",
     "</think>", "<function=search>", "<parameter=query>", "</parameter>", "</function>", "[TOOL_CALLS]",
+    "<tool_call>search", "<arg_key>query", "</arg_key>", "<arg_value>", "</arg_value>",
     "[ARGS]", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
     "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "[search(query='a')]", "<|python_tag|>",
     "<|channel|>", "analysis", "final", "<|message|>", "<|end|>",

@@ -92,6 +92,23 @@ WELL_FORMED = [
         "",
         [("search", {"limit": "many"})],
     ),
+    (
+        "glm45",
+        "Well.\n<tool_call>search\n<arg_key>query</arg_key>\n<arg_value>a</arg_value>\n</tool_call>\n"
+        "<tool_call>now\n</tool_call>",
+        "Well.",
+        TWO,
+    ),
+    ("glm45", "<tool_call>search<arg_key>query</arg_key><arg_value>a", "", ONE),
+    (
+        "glm45",
+        "<tool_call>search<arg_key>query</arg_key><arg_value> two\n</arg_value>"
+        "<arg_key>limit</arg_key><arg_value>3</arg_value>"
+        '<arg_key>tags</arg_key><arg_value>["x"]</arg_value>'
+        "<arg_key>zip</arg_key><arg_value>0123</arg_value></tool_call>",
+        "",
+        [("search", {"query": " two\n", "limit": 3, "tags": ["x"], "zip": "0123"})],
+    ),
     ("llama3_json", '{"name": "search", "parameters": {"query": "a"}}', "", ONE),
     ("llama3_json", '{"parameters": {"query": "a"}, "name": "search"}', "", ONE),
     ("llama3_json", '<|python_tag|>{"name": "search", "arguments": {"query": "a"}}', "", ONE),
@@ -192,6 +209,14 @@ MALFORMED = [
     ("hermes", '<tool_call>{"name": "\\ud800"}</tool_call>', "no name of a tool"),
     ("hermes", "<tool_call>" + "[" * 100_000, "invalid JSON"),
     ("qwen3_coder", "<tool_call>search</tool_call>", "names no function"),
+    ("glm45", '<tool_call>{"name": "search"}</tool_call>', "no name of a tool"),
+    ("glm45", "<tool_call>search<arg_key>query</arg_key></tool_call>", "'query' has no value"),
+    (
+        "glm45",
+        "<tool_call>search<arg_key>query</arg_key><arg_value>a</arg_value>"
+        "<arg_key>query</arg_key><arg_value>b</arg_value></tool_call>",
+        "given twice",
+    ),
     ("qwen3_coder", "<function=search>a</function>", "no parameters"),
     (
         "qwen3_coder",
