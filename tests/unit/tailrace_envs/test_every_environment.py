@@ -124,9 +124,7 @@ def test_another_process_plays_the_same_episodes_in_whatever_order() -> None:
     assert found.stdout.split() == [fingerprint(seeds)]
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if kind != "verifiers"]
-)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "verifiers"])
 def test_rewards_that_no_step_may_have_are_refused_by_name(kind: str) -> None:
     config = {**KINDS[kind][0], "invalid_action_penalty": float("inf")}
     with pytest.raises(ConfigError, match="invalid_action_penalty must be finite"):
