@@ -166,7 +166,7 @@ class EvaluationPlan:
         self._interim: set[int] = set()  # steps whose evaluation is between the first and the last
         self._replaced = ""  # id of an evaluation that is repeated with all tasks
         self._reported: set[str] = set()  # evaluation ids whose result was decided
-        self._taken_back: set[str] = set()  # ids of evaluations that other settings planned
+        self._taken_back: set[str] = set()  # ids of evaluations that another one has replaced
 
     @property
     def settled_all(self) -> bool:
@@ -283,7 +283,9 @@ class EvaluationPlan:
         before = self._started.get(event.step, "")
         if before == event.evaluation_id:
             return
-        self._running.pop(before, None)  # it was taken back
+        if before:  # it was taken back, perhaps before a restart
+            self._running.pop(before, None)
+            self._taken_back.add(before)
         self._started[event.step] = event.evaluation_id
         self._pending.discard(event.step)
         if event.is_interim:

@@ -96,6 +96,20 @@ def test_an_evaluation_under_way_begins_again_as_it_is_set_now(
     play_to_the_end(world, 0)
 
 
+def test_no_evaluation_has_the_name_of_one_that_was_taken_back_before_another_restart() -> None:
+    """Groups of one name come only once."""
+    world = started_run()
+    for size in (4, 2, 3):
+        world.settle(next(iter(world.open)), 0, Outcome.OK)
+        go_on_with(world, eval_group_size=size)
+        world.decide()
+        begun = [group.plan for group in world.open.values() if group.plan.phase == "eval"]
+        assert [len(plan.tasks) for plan in begun] == [size] * 4
+    started = [one.body for one in world.events if isinstance(one.body, EvaluationStarted)]
+    assert len({one.evaluation_id for one in started}) == len(started) == 4
+    play_to_the_end(world, 0)
+
+
 def test_an_evaluation_under_way_goes_on_if_its_settings_stay() -> None:
     world = started_run(eval_group_size=2)
     world.settle("e0-v0.00000", 0, Outcome.OK)
