@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from tailrace.chat import Renderer
-from tailrace.sdk.env import Env, opening_of
+from tailrace.sdk.env import Env, opening_text
 
 E_contra = TypeVar("E_contra", bound=Env, contravariant=True)
 E = TypeVar("E", bound=Env)
@@ -90,7 +90,7 @@ def _episode(
 ) -> list[_Turn]:
     turns: list[_Turn] = []
     observation, info = env.reset(seed=int(random.integers(2**31)))
-    kept = opening_of(observation, info)
+    kept = opening_text(observation, info)
     done = False
     while not done:
         choices = () if random.random() < random_moves else novice.sensible_replies(env)

@@ -15,7 +15,7 @@ import msgspec
 
 from tailrace.foreign import foreign_code
 from tailrace.policy.activity import Stages
-from tailrace.sdk.env import NUMBER, Env, opening_of
+from tailrace.sdk.env import NUMBER, Env, opening_text
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class EnvHandle:
     def _reset(self, seed: int) -> Beginning:
         with _IN_RESET:
             observation, info = _parts(self.env.reset(seed=seed), _BEGINNING)
-            return Beginning(_text(observation), opening_of(observation, info))
+            return Beginning(_text(observation), opening_text(observation, info))
 
     def _step(self, reply: str) -> StepResult:
         with _IN_STEP:

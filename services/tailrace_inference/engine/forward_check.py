@@ -171,20 +171,21 @@ class ForwardChooser:
 
     def _leave_wrong_ones(self) -> None:
         """Leaves forwards up to the first that agrees in float32, if the model computes in it here."""
-        try:
-            with widened(self._model) as has_room:
-                if not has_room:
-                    log.warning("forward not checked in float32", reason="the device has no room")
-                elif self._computes_widened():
-                    self._is_widened = True
+        with widened(self._model) as has_room:
+            if not has_room:
+                log.warning("forward not checked in float32", reason="the device has no room")
+            elif self._computes_widened():
+                self._is_widened = True
+                try:
                     self._first_right(is_stirred=True)
-        except torch.OutOfMemoryError as error:
-            log.warning("forward not checked in float32", reason=str(error).partition("\n")[0])
-        finally:
-            self._is_widened = False
-            self._made.clear()  # they hold weights in float32
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()  # the size of the cache is asked of the device
+                except torch.OutOfMemoryError as error:
+                    reason = str(error).partition("\n")[0]
+                    log.warning("forward not checked in float32", reason=reason)
+                finally:
+                    self._is_widened = False
+                    self._made.clear()  # they hold the weights in float32, and their room
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # the size of the cache is asked of the device
 
     def _computes_widened(self) -> bool:
         """Tells whether the plain model computes in float32: some kernels do not."""
@@ -206,7 +207,8 @@ class ForwardChooser:
                 with foreign_code(candidate.name):
                     reason = self._disagreement(candidate, is_stirred)
             except ForeignCodeError as error:
-                if isinstance(error.error, DeviceError):
+                is_full = self._is_widened and isinstance(error.error, torch.OutOfMemoryError)
+                if is_full or isinstance(error.error, DeviceError):
                     raise error.error from error
                 reason = str(error.error)
             if not reason:

@@ -15,6 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from tailrace.log import get_logger
 from tailrace.model_probe import widened
 from tailrace_inference.config import WEIGHTS_DTYPES, InferenceConfig
 from tailrace_inference.engine.driver import EngineDriver
@@ -26,6 +27,8 @@ from tailrace_inference.ports import EngineFeatures, EngineStats
 from tailrace_protos.weights import ModelCard
 
 _NO_BLOCKS: Int64Array = np.empty(0, np.int64)
+
+log = get_logger(__name__)
 
 
 class _Wave:
@@ -45,7 +48,9 @@ class HfEngine(SteppedBase):
         self._model = model = build_model(config_json, config)
         vocab_size = int(model.config.get_text_config().vocab_size)
         super().__init__(model, next(model.parameters()).device, vocab_size, config, tokenizer)
-        with widened(model):  # rounding hides differences
+        with widened(model) as has_room:  # rounding hides differences
+            if not has_room:
+                log.warning("forward not checked in float32", reason="the device has no room")
             check_padded(model, is_stirred=True)
         max_len = max_sequence(config, model.config, config.kv_cache_tokens)
         self._make_rows(max_len, 0, self._free)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.quantizers.auto import AutoQuantizationConfig
 from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_3_available
 from transformers.utils.logging import disable_progress_bar
 
@@ -44,6 +43,7 @@ CARD_FILES = (
 )
 
 # Attention from separate packages, and a check that the package is installed and fits the device.
+_READABLE = ("fp8", "mxfp4")  # quantized weights that transformers reads as the numbers they stand for
 _FLASH = {
     "flash_attention_2": ("flash-attn", is_flash_attn_2_available),
     "flash_attention_3": ("flash-attn-3", is_flash_attn_3_available),
@@ -116,13 +116,13 @@ def _unquantized(architecture: Any) -> Any:
     if not given:
         return architecture
     settings = given if isinstance(given, dict) else given.to_dict()
-    wish = settings | {"dequantize": True}
-    if not getattr(AutoQuantizationConfig.from_dict(wish), "dequantize", False):
+    method = settings.get("quant_method")
+    if method not in _READABLE:
         raise ValueError(
-            f"its weights are quantized ({settings.get('quant_method')}) and cannot be trained: use "
-            "the model that they were made of"
+            f"its weights are quantized ({method}) and cannot be trained: use the model that they were "
+            "made of"
         )
-    architecture.quantization_config = wish
+    architecture.quantization_config = settings | {"dequantize": True}
     return architecture
 
 

@@ -22,6 +22,7 @@ from transformers import (
 from tailrace.chat.model_files import present_folder, read_chat_model, read_model_card
 from tailrace.chat.template import TemplateError
 from tailrace.config import ConfigError
+from tailrace.model_probe import context_tokens
 from tailrace_protos.reward import ScoreItem
 from tailrace_reward import metrics
 from tailrace_reward.config import RewardModelArgs
@@ -49,8 +50,7 @@ class RewardModel:
         )
         self._model, self._scores_tokens = _load(folder, pretrain, args)
         self._pad_id = self._model.config.get_text_config().pad_token_id
-        config_length = getattr(self._model.config.get_text_config(), "max_position_embeddings", 0)
-        self._max_length = args.max_length or config_length
+        self._max_length = args.max_length or context_tokens(self._model.config)
         self._vocabulary = len(self._model.get_input_embeddings().weight)
         single = self._pad_id is None and not self._scores_tokens
         self._batches = Batches(self._run, 1 if single else args.max_batch_tokens)

@@ -41,7 +41,7 @@ class Env(Protocol):
         """Frees the resources of the environment."""
 
 
-def opening_of(observation: str, info: object) -> str:
+def opening_text(observation: str, info: object) -> str:
     """Returns the text that a policy still sees when the first observation is cut off: `instructions`,
     else all of it. It ends with its own end of line; it may be empty.
     """

@@ -154,7 +154,8 @@ def _arguments_struct(
 
 def _hints(function: Callable[..., Any], where: str) -> dict[str, Any]:
     """Types of the parameters. What the function returns need not be known here."""
-    written = {name: kind for name, kind in function.__annotations__.items() if name != "return"}
+    declared = getattr(function, "__annotations__", {})  # functions written in C have none
+    written = {name: kind for name, kind in declared.items() if name != "return"}
     names = getattr(inspect.unwrap(function), "__globals__", {})
     try:
         return typing.get_type_hints(

@@ -86,7 +86,7 @@ def extract_answer(reply: str) -> str | None:
     """Text after the last `####`, up to the end of its line, without the marks of bold text or code
     around it; None without it."""
     _, mark, rest = reply.rpartition(MARK)
-    answer = rest.strip().partition("\n")[0].rstrip(f" .{_EMPHASIS}").lstrip(f" {_EMPHASIS}")
+    answer = rest.strip().partition("\n")[0].strip().rstrip(f" .{_EMPHASIS}").lstrip(f" {_EMPHASIS}")
     return answer if mark and answer else None
 
 

@@ -13,6 +13,7 @@ from tailrace import model_probe
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.attention import UnsupportedModelError
 from tailrace_inference.engine.engine import TorchEngine
+from tailrace_inference.engine.forward_check import ForwardChooser
 from tailrace_inference.engine.hf_engine import HfEngine
 from tailrace_inference.engine.llama_forward import LlamaForward
 from tailrace_inference.engine.row_forward import ROW_MODES
@@ -127,6 +128,22 @@ def test_weights_are_widened_for_the_check_only_where_there_is_room(
         assert {each.dtype for each in model.parameters()} == {wanted}
     assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
     TorchEngine.from_config_json(text, InferenceConfig(**settings))  # checked as well as it can be
+
+
+def test_out_of_memory_in_float32_leaves_no_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says nothing of the forward, which is checked in half precision then."""
+    errors = ForwardChooser._errors
+
+    def in_half_only(self: ForwardChooser, *args: Any) -> torch.Tensor:
+        if self._dtype == torch.float32:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return errors(self, *args)
+
+    monkeypatch.setattr(ForwardChooser, "_errors", in_half_only)
+    config = InferenceConfig(max_running=4, kv_cache_tokens=1024, dtype="bfloat16")
+    engine = TorchEngine.from_config_json(config_of("qwen3"), config)
+    assert engine.forward_name == "llama"
+    assert {each.dtype for each in engine._model.model.parameters()} == {torch.bfloat16}
 
 
 def test_a_context_of_another_name_bounds_sequences() -> None:

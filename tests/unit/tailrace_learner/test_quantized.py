@@ -50,7 +50,8 @@ def test_float8_weights_are_trained_as_float32_where_a_gpu_would_compute_them(
         assert (parameter - weights[name]).abs().max() <= 0.07 * weights[name].abs().max(), name
 
 
-def test_weights_that_stay_quantized_are_refused(tmp_path: Path) -> None:
-    quantized(tmp_path, quant_method="gptq", bits=4)
-    with pytest.raises(ConfigError, match=r"^pretrain: .*quantized \(gptq\) and cannot be trained"):
+@pytest.mark.parametrize("method", ["gptq", "compressed-tensors"])
+def test_weights_that_stay_quantized_are_refused(method: str, tmp_path: Path) -> None:
+    quantized(tmp_path, quant_method=method, bits=4)
+    with pytest.raises(ConfigError, match=rf"^pretrain: .*quantized \({method}\) and cannot"):
         hf_model.load_model(str(tmp_path), CONFIG)

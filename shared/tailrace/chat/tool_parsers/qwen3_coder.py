@@ -71,6 +71,8 @@ def _call(function: str, tools: Sequence[ToolSchema]) -> FoundCall:
         key, value = _named(parameter)
         if not value.startswith(">"):
             raise NoCallError(f"the tag of the parameter {excerpt(key)} is not closed")
+        if key in arguments:
+            raise NoCallError(f"the parameter {excerpt(key)} is given twice")
         text = value[1:].partition(_PARAMETER_END)[0]
         arguments[key] = types.value(key, _unwrapped(text))
     if body.strip() and not arguments:

@@ -209,6 +209,11 @@ MALFORMED = [
     ("hermes", '<tool_call>{"name": "\\ud800"}</tool_call>', "no name of a tool"),
     ("hermes", "<tool_call>" + "[" * 100_000, "invalid JSON"),
     ("qwen3_coder", "<tool_call>search</tool_call>", "names no function"),
+    (
+        "qwen3_coder",
+        "<function=search><parameter=query>a</parameter><parameter=query>b</parameter></function>",
+        "given twice",
+    ),
     ("glm45", '<tool_call>{"name": "search"}</tool_call>', "no name of a tool"),
     ("glm45", "<tool_call>search<arg_key>query</arg_key></tool_call>", "'query' has no value"),
     (

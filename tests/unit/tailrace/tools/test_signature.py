@@ -180,3 +180,8 @@ def test_only_types_of_parameters_must_be_known() -> None:
     assert tool(table).bind({"num_rows": 2}) == {"num_rows": 2}
     with pytest.raises(TypeError, match=r"save: the type of a parameter is not known .*'Frame'"):
         tool(save)
+
+
+def test_a_function_written_in_c_has_types_or_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="len"):
+        tool(len)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import textwrap
 import threading
@@ -180,12 +179,12 @@ def test_an_environment_that_is_not_installed_is_named() -> None:
 
 def test_episodes_that_begin_at_the_same_time_share_one_event_loop() -> None:
     """A reply that another loop hands over does not wake the rollout that waits for it."""
-    fresh = importlib.reload(verifiers_rollout)
+    verifiers_rollout._started_loop.cache_clear()
     begins = threading.Barrier(16)
 
     def found(_: int) -> object:
         begins.wait(30)
-        return fresh.event_loop()
+        return verifiers_rollout.event_loop()
 
     with ThreadPoolExecutor(16) as threads:
         assert len(set(threads.map(found, range(16)))) == 1
