@@ -11,6 +11,7 @@ from benchmarks.learning.runs import Outcome
 from benchmarks.results import Results, median
 
 MIN_GAIN = 0.3  # of greedy success: what is learnt, not noise that is removed
+MIN_AHEAD = 0.001  # of the best simple player: one task more, a tie is not above it
 MAX_RUN_S = 600.0
 MIN_SPEEDUP = 1.5
 _MIN_NOISE = 0.02  # of a mean of three success rates over 494 episodes
@@ -20,12 +21,12 @@ def judge(results: Results, outcomes: Sequence[Outcome]) -> None:
     """Adds the targets of all recipes that were run."""
     for recipe in RECIPES:
         of_recipe = [outcome for outcome in outcomes if outcome.recipe == recipe.name]
-        if not of_recipe or recipe.compares:
+        if not of_recipe:
             continue
         gain = min(outcome.greedy[-1][1] - outcome.greedy[0][1] for outcome in of_recipe)
         results.at_least(f"{recipe.name}: gain of greedy success, worst seed", gain, MIN_GAIN)
         ahead = min(outcome.greedy[-1][1] - outcome.best_baseline for outcome in of_recipe)
-        results.at_least(f"{recipe.name}: greedy success over the best simple player", ahead, 0.0)
+        results.at_least(f"{recipe.name}: greedy success over the best simple player", ahead, MIN_AHEAD)
         # Other work slows a run: a time within the limit is within it, one beyond it says nothing.
         timed = [one.total_s for one in of_recipe if one.had_machine or one.total_s <= MAX_RUN_S]
         if timed:

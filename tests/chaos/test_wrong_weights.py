@@ -112,7 +112,7 @@ def test_a_server_with_wrong_weights_is_caught_and_the_run_goes_on(tmp_path: Pat
         step = int(path.name.split("_")[1].split("-")[0])
         if step > caught["step"] and not finished[step]["metrics"]["num_invalid_episodes"]:
             expected[step] = num_tokens(read_groups(path), step - 1, steps, caught)
-    assert expected[caught["step"] + 1][1] > 0
+    assert any(num_wrong for _, num_wrong in expected.values())
     for step, (num_fresh, num_wrong) in expected.items():
         told = finished[step]["metrics"]
         assert told["num_quarantined_tokens"] == num_wrong, step

@@ -7,6 +7,7 @@ import re
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ SOON_S = 60.0
 DEADLINE_S = 200.0
 
 MODULE = '''
+import random
+
 from tailrace_envs import FrozenLakeText
 
 
@@ -52,6 +55,17 @@ class Flat(FrozenLakeText):
     def step(self, action):
         observation, _, terminated, truncated, info = super().step(action)
         return observation, 0.0, terminated, truncated, {"success": 0.0}
+
+
+class Endless(FrozenLakeText):
+    """A lake that ends no episode."""
+
+    def reset(self, **options):
+        self.shown, told = super().reset(**options)
+        return self.shown, told
+
+    def step(self, action):
+        return self.shown, random.random(), False, False, {}
 
 
 class Easy(Flat):
@@ -97,6 +111,12 @@ def seconds_to_notice(folder: Path, *outcomes: str) -> float:
         if body["type"] != "episode_settled" or not outcomes or body["outcome"] in outcomes:
             times.setdefault(body["type"], event["unix_s"])
     return times["run_failed"] - times["episode_settled"]
+
+
+def bodies(folder: Path) -> list[dict[str, Any]]:
+    """Contents of the run's events, in order."""
+    lines = (folder / "broken" / "events.jsonl").read_text().splitlines()
+    return [json.loads(line)["body"] for line in lines]
 
 
 def lake(kind: str) -> tuple[str, ...]:
@@ -188,6 +208,20 @@ def test_a_task_in_which_everything_succeeds_ends_the_run_as_finished(
     last = json.loads(lines[-1])
     assert (last["task_solved"], last["eval/success_rate"]) == (1, 1.0)
     assert (tmp_path / "broken" / "checkpoints" / f"step_{last['step']}" / "run_state.json").exists()
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(DEADLINE_S + 30)
+def test_episodes_of_an_environment_that_never_ends_are_truncated(tmp_path: Path) -> None:
+    limits = (
+        "+agents.custom_envs.Broken.max_turns=3",
+        "+agents.custom_envs.Broken.max_tokens_per_step=2",
+    )
+    exit_code, printed = train(tmp_path, *lake("Endless"), *limits, "max_steps=1")
+    assert exit_code == 0, printed
+    settled = [body for body in bodies(tmp_path) if body["type"] == "episode_settled"]
+    assert settled
+    assert {(body["outcome"], body["num_turns"]) for body in settled} == {("policy_failure", 3)}
 
 
 @pytest.mark.heavy

@@ -88,8 +88,19 @@ def check_learner(model: Any, plain: Any) -> None:
             found = policy.forward(batch)[0]
             error = float((found - expected).detach().abs().max())
             assert error < TOLERANCE, f"log-probabilities differ by {error}"
-    if not any(".lora_" in name for name, _ in model.named_parameters()):
-        check_gradients(gradients(model, found), gradients(plain, expected))
+    of_plain = gradients(plain, expected)
+    wanted = adapter_gradients(model, of_plain) if lora.adapted_layers(model) else of_plain
+    check_gradients(gradients(model, found), wanted)
+
+
+def adapter_gradients(model: Any, of_merged: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients of A [r, in] and B [out, r] by the chain rule from those of the weights W + s B A."""
+    found = {}
+    for layer in lora.adapted_layers(model):
+        of_weight = layer.as_weight(of_merged[f"{layer.name}.weight"])
+        found[f"{layer.name}.lora_A.default.weight"] = layer.scale * layer.up.detach().T @ of_weight
+        found[f"{layer.name}.lora_B.default.weight"] = layer.scale * of_weight @ layer.down.detach().T
+    return found
 
 
 def check_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

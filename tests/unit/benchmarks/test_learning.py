@@ -58,7 +58,12 @@ def made_up(recipe: str, seed: int = 1, took_s: float = 100.0) -> Outcome:
 
 
 GOOD = [
-    *(made_up(recipe.name, seed) for recipe in RECIPES if not recipe.compares for seed in (1, 2)),
+    *(
+        made_up(recipe.name, seed)
+        for recipe in RECIPES
+        if not recipe.name.startswith("slow_lake")
+        for seed in (1, 2)
+    ),
     *(made_up("slow_lake_synchronous", seed, took_s=200.0) for seed in (1, 2)),
     *(made_up("slow_lake_asynchronous", seed) for seed in (1, 2)),
 ]
@@ -108,6 +113,7 @@ def test_one_seed_that_learnt_too_little_misses() -> None:
     assert missed(changed("lake_gigpo", 2, greedy=((0, 0.6), (10, 0.89)))) == [gain]
     assert missed(changed("lake_gigpo", 2, greedy=((0, 0.3), (10, 0.79)))) == [ahead]
     assert missed(changed("lake_gigpo", 2, greedy=((0, 0.5), (10, 0.81)))) == []
+    assert missed(changed("lake_gigpo", 2, greedy=((0, 0.5), (10, 0.8)))) == [ahead], "a tie"
 
 
 def test_less_noise_of_the_samples_alone_is_no_gain() -> None:

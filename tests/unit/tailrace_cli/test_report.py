@@ -119,6 +119,26 @@ def test_figures_stand_beside_those_of_the_start(tmp_path: Path) -> None:
     assert "too late" in text
 
 
+def test_sampled_and_greedy_success_stand_beside_the_best_simple_player(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row, greedy in zip(rows, (0.125, None, 0.875), strict=True):
+        row["eval/greedy/success_rate"] = greedy
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    players = {"held_out_lake": {"random": 0.0, "avoid the next hole": 0.625, "safe random": 0.25}}
+    (folder / "baselines.json").write_text(json.dumps(players))
+    page = page_of(folder)
+    text = " ".join(re.sub(r"<[^>]*>", " ", page.partition("<main>")[2]).split())
+    assert "Held-out success, greedy 0.875 from 0.125" in text
+    assert "Best simple player 0.625 avoid the next hole" in text
+    data = re.search(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
+    assert data
+    (panel,) = [one for one in json.loads(data[1])["panels"] if one["title"] == "Success rate"]
+    assert panel["labels"] == ["held-out, sampled", "held-out, greedy"]
+    (table,) = panel["tables"]
+    assert table["values"] == [[0.25, None, 0.75], [0.125, None, 0.875]]
+
+
 def test_a_digest_reads_on_and_counts_each_episode_once(tmp_path: Path) -> None:
     path, content = tmp_path / "events.jsonl", lines(*BODIES)
     digest = RunDigest(path)

@@ -145,7 +145,7 @@ def test_resets_without_a_seed_follow_the_last_seed() -> None:
     assert len(set(drawn)) > 1
 
 
-@pytest.mark.parametrize(("size", "p"), [(3, 0.8), (4, 0.8), (4, 0.6), (5, 0.8)])
+@pytest.mark.parametrize(("size", "p"), [(3, 0.8), (4, 0.8), (4, 0.6), (5, 0.8), (6, 0.8), (8, 0.8)])
 def test_no_held_out_map_is_within_one_cell_of_a_train_map_or_of_an_image_of_one(
     size: int, p: float
 ) -> None:

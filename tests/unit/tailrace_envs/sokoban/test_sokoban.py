@@ -203,22 +203,22 @@ def test_a_search_that_takes_too_long_says_so() -> None:
         solve(level.board, level.start, max_states=2)
 
 
-@pytest.mark.parametrize("num_boxes", [1, 2])
+@pytest.mark.parametrize(("num_boxes", "side"), [(1, 6), (2, 6), (2, 8)])
 def test_held_out_levels_have_walls_that_no_train_level_has_even_mirrored_or_rotated(
-    num_boxes: int,
+    num_boxes: int, side: int
 ) -> None:
     layouts = {}
     for split in ("train", "held_out"):
-        config = SokobanConfig(split=split, num_boxes=num_boxes)
+        config = SokobanConfig(split=split, num_boxes=num_boxes, dim_room=(side, side))
         boards = [level_for_seed(config, seed).board for seed in range(300)]
         floors = {np.array(board.is_floor).reshape(config.dim_room).tobytes() for board in boards}
         layouts[split] = floors
     assert min(map(len, layouts.values())) >= 20
     images = {
-        np.ascontiguousarray(np.rot90(side, turns)).tobytes()
+        np.ascontiguousarray(np.rot90(image, turns)).tobytes()
         for floor in layouts["train"]
-        for grid in [np.frombuffer(floor, bool).reshape(6, 6)]
-        for side in (grid, grid.T)
+        for grid in [np.frombuffer(floor, bool).reshape(side, side)]
+        for image in (grid, grid.T)
         for turns in range(4)
     }
     assert images.isdisjoint(layouts["held_out"])
