@@ -30,7 +30,8 @@ measured on held-out tasks, sampled at temperature 1 and greedy, before reinforc
 the last step, beside that of simple players on the same tasks. Held-out lakes differ in two cells or more
 from every train lake and its mirror images and rotations; held-out Sokoban levels have other walls;
 held-out WebShop goals are of products that training never shows; held-out sums are other questions. The commit is that of the code that
-ran. Seconds with <= are those of a run beside other work, which slows it.
+ran. Seconds with <= are those of a run beside other work, which slows it; those of commits 033b5228 and 65283f75
+are of a day on which the shared machine had less than half its usual speed.
 
 | environment | algorithm | seed | sampled before | greedy before | sampled after | greedy after | best simple player | seconds, warm start included | commit |
 |---|---|---|---|---|---|---|---|---|---|

@@ -109,7 +109,14 @@ RECIPES = (
         "lake is ever rewarded; the gain counts from there. Seed 3 begins lowest, and still rises at "
         "its end; more steps would take seed 2 beyond ten minutes.",
     ),
-    Recipe("sokoban_gigpo", "Sokoban", "gigpo, step-wise rows", SOKOBAN),
+    Recipe(
+        "sokoban_gigpo",
+        "Sokoban",
+        "gigpo, step-wise rows",
+        SOKOBAN,
+        remark="Success still rises at the end, with every seed. Seed 1 played greedily solves two "
+        "held-out levels of 256 fewer than the player that pushes a box nearer to a goal.",
+    ),
     Recipe("webshop_gigpo", "WebShop", "gigpo, step-wise rows", WEBSHOP),
     Recipe(
         "calculator_grpo",

@@ -94,9 +94,13 @@ def check_learner(model: Any, plain: Any) -> None:
 
 
 def adapter_gradients(model: Any, of_merged: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients of A [r, in] and B [out, r] by the chain rule from those of the weights W + s B A."""
+    """Gradients of A [r, in] and B [out, r] by the chain rule from those of the weights W + s B A.
+
+    Layers that only pick what is read have none.
+    """
     found = {}
-    for layer in lora.adapted_layers(model):
+    layers = [one for one in lora.adapted_layers(model) if f"{one.name}.weight" in of_merged]
+    for layer in layers:
         of_weight = layer.as_weight(of_merged[f"{layer.name}.weight"])
         found[f"{layer.name}.lora_A.default.weight"] = layer.scale * layer.up.detach().T @ of_weight
         found[f"{layer.name}.lora_B.default.weight"] = layer.scale * of_weight @ layer.down.detach().T
