@@ -57,6 +57,7 @@ def made_up(recipe: str, seed: int = 1, took_s: float = 100.0) -> Outcome:
     return Outcome(recipe, seed, sampled, greedy, players, took_s, took_s, "now", "any")
 
 
+WAITING_1 = ("slow_lake_synchronous", 1)
 GOOD = [
     *(
         made_up(recipe.name, seed)
@@ -137,6 +138,10 @@ def test_asynchrony_must_be_faster_and_cost_no_success() -> None:
     results = Results("learning", [])
     judge(results, [replace(one, others=0.5) for one in slower])  # other work ran beside them
     assert ratio not in [target.what for target in results.targets]
+    on_a_slow_day = [
+        replace(one, training_s=3 * one.training_s) if one.seed == 2 else one for one in slower
+    ]
+    assert missed([one for one in on_a_slow_day if (one.recipe, one.seed) != WAITING_1]) == [ratio]
     worse = [
         replace(one, curve=((0, 0.05), (10, 0.8))) if one.recipe == "slow_lake_asynchronous" else one
         for one in GOOD
