@@ -91,7 +91,7 @@ RECIPES = (
             "max_steps=90",
         ),
         remark="Seed 2 crosses one held-out lake of 247 less than the player that avoids the next "
-        "hole.",
+        "hole, seed 3 as many.",
     ),
     Recipe(
         "lake_4x4_view",

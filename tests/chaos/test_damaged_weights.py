@@ -1,6 +1,6 @@
 """Bytes of versions change in memory and on the way: no server serves them, all get the right ones.
 
-`TAILRACE_CHAOS_ROUNDS` sets how often each fault happens (5; `make test-chaos` takes 20).
+`TAILRACE_CHAOS_ROUNDS` sets how often each fault happens (20).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.integration.weight_sync.test_weight_sync import damage
 from tests.world.link import Fault, Links
 from tests.world.processes import ServiceProcess
 
-ROUNDS = int(os.environ.get("TAILRACE_CHAOS_ROUNDS", "5"))
+ROUNDS = int(os.environ.get("TAILRACE_CHAOS_ROUNDS", "20"))
 REPAIRED = "damaged weights copied again from the learner"
 NOT_REPAIRED = "damaged weights stay"
 

@@ -1,7 +1,7 @@
 """Updates that do not fit, find no memory, or break in the middle of the swap: no token is wrong.
 
-`TAILRACE_CHAOS_ROUNDS` sets how often an update fails to load (5; `make test-chaos` takes 20); a
-quarter as many break the swap, after which a server must start again.
+`TAILRACE_CHAOS_ROUNDS` sets how often an update fails to load (20); a quarter as many break the swap,
+after which a server must start again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tailrace.weights import TensorBytes
 from tests.chaos.weight_run import DEADLINE_S, WeightRun, audited, make_model
 from tests.integration.inference.world import weights_of
 
-ROUNDS = int(os.environ.get("TAILRACE_CHAOS_ROUNDS", "5"))
+ROUNDS = int(os.environ.get("TAILRACE_CHAOS_ROUNDS", "20"))
 NOT_APPLIED = "weights not applied"
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(2 * DEADLINE_S + 20 * ROUNDS)]

@@ -1,7 +1,7 @@
 """The volume of the weights, and the memory of weight_sync, fill up: runs go on, and are told why.
 
 Needs the right to mount small disks; skipped elsewhere. `TAILRACE_CHAOS_ROUNDS` sets how often a disk
-is full (5; `make test-chaos` takes 20).
+is full (20).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tailrace_weight_sync.adapters.snapshot_file import SnapshotFile
 from tests.chaos.weight_run import DEADLINE_S, WeightRun, audited
 from tests.world.disk import fill, small_disk, with_own_memory
 
-ROUNDS = int(os.environ.get("TAILRACE_CHAOS_ROUNDS", "5"))
+ROUNDS = int(os.environ.get("TAILRACE_CHAOS_ROUNDS", "20"))
 DISK_MIB = 48  # three versions, and two snapshots while one is replaced
 MEMORY_MIB = 24  # three versions
 NO_FILE = "weights not written to the volume, servers fetch them over ZMQ: free space there"

@@ -2,7 +2,7 @@
 
 Three inference servers, each a process on a host of its own, fetch over ZMQ, also from each other.
 `TAILRACE_CHAOS_ROUNDS` sets how often each fault happens (1), `TAILRACE_CHAOS_STALL_S` for how long a
-process is stopped (3; `make test-chaos` takes 20 and 10).
+process is stopped (3; the long run takes 20 and 10).
 """
 
 from __future__ import annotations
