@@ -2,7 +2,9 @@
 PYTHON ?= python3
 SEED ?= 1
 BIN := .venv/bin
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# Compiles what is installed, on all cores; pip takes one. Some packages hold files for other Pythons.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 
 .PHONY: fuzz pictures test-wheel-versions test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-long-prompts bench-tools bench-learner bench-weights bench-calibration bench-sandbox bench-scheduler bench-recovery bench-observe bench-traces bench-gpu test-gpu test-sandbox-container clean test-trackers test-s3 test-engines test-wheel test-chart images test-images docs-site test-notebooks
 
@@ -93,14 +95,17 @@ test-wheel-versions:
 pictures: .venv/ready
 	$(BIN)/python docs/make_pictures.py
 
+# What kills and stops processes runs alone, everything else two at a time.
 test-heavy: .venv/ready-dev
-	$(BIN)/pytest tests --ignore tests/frameworks --ignore tests/chart --ignore tests/notebooks -m heavy
+	$(BIN)/pytest tests/chaos tests/e2e/test_outside.py -m heavy
+	$(BIN)/pytest tests --ignore tests/chaos --ignore tests/e2e/test_outside.py --ignore tests/frameworks --ignore tests/chart \
+		--ignore tests/notebooks -m heavy -n 2 --dist loadfile
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check protos shared services tests benchmarks
 	$(BIN)/ruff format --check protos shared services tests benchmarks
-	$(BIN)/mypy -p tailrace_protos -p tailrace -p tailrace_envs
-	for service in services/tailrace_*; do $(BIN)/mypy -p $$(basename $$service) || exit 1; done
+	$(BIN)/mypy --num-workers 2 -p tailrace_protos -p tailrace -p tailrace_envs \
+		$$(for service in services/tailrace_*; do echo -p $$(basename $$service); done)
 	$(BIN)/lint-imports
 
 docs: .venv/ready
@@ -187,22 +192,25 @@ test-sandbox-container: .venv/ready-dev
 .venv/ready: .venv/bin/pip pyproject.toml constraints.txt
 	$(INSTALL) torch
 	$(INSTALL) -e '.[all]'
+	$(COMPILE)
 	touch $@
 
 .venv/ready-dev: .venv/ready
 	$(INSTALL) -e '.[all,dev]'
+	$(COMPILE)
 	touch $@
 
 .venv/ready-bench: .venv/ready-dev
 	$(INSTALL) -e '.[all,dev,bench]'
 	touch $@
 
-# An environment on top of .venv: it holds what differs from it and sees everything else there.
+# An environment on top of .venv: it holds what differs from it and sees everything else there. Python compiles
+# the modules that it imports; pip would compile them all, which takes most of an installation's time.
 LAYER = $(BIN)/python -m venv --clear $(@D) && $(BIN)/python -c 'import sysconfig; \
 	print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	>"$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/layer.pth" \
 	&& ln -s ../../$(BIN)/nats-server $(@D)/bin/
-LAYERED = $(@D)/bin/pip install --quiet --disable-pip-version-check
+LAYERED = $(@D)/bin/pip install --quiet --disable-pip-version-check --no-compile
 
 # CAMEL's pins exclude a few of ours: agents on it run in this environment (agents.workflow.python).
 .venv-camel/ready: .venv/ready-dev

@@ -5,7 +5,7 @@ python=$1
 source=$(cd "$(dirname "$0")/../.." && pwd)
 home=$(mktemp -d)
 trap 'rm -rf "$home"' EXIT
-install() { "$home/env/bin/pip" install --quiet --disable-pip-version-check -c "$source/constraints.txt" "$@"; }
+install() { "$home/env/bin/pip" install --quiet --disable-pip-version-check --no-compile -c "$source/constraints.txt" "$@"; }
 expect() { # expect TEXT COMMAND...: the output holds the text
     local text=$1 output
     shift

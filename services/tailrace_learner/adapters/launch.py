@@ -86,15 +86,15 @@ def gather_ranks(run: RunConfig, config: LearnerConfig) -> Worker:
 
 def join_ranks(run: RunConfig, config: LearnerConfig, instance_id: str) -> int:
     """Mirror rank 0 until it ends; returns the exit code."""
-    # The agent signals all ranks at once; rank 0 needs us until it has drained, and then tells us.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tailrace_log.configure(run=run.exp_name, instance_id=f"{instance_id}-r{launched_rank()}")
     tailrace_log.bind(service="learner")
     torch.set_num_threads(config.num_threads)
     if os.environ.get("LOCAL_RANK") == "0":
         _listen()  # rank 0 answers for the first node
-    ranks = _join(run, config)
+    ranks = _join(run, config)  # the agent's signal ends this: rank 0 may have died, and never come
+    # Then the agent signals all ranks at once; rank 0 needs us until it has drained, and tells us.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     follow(Worker(run, config, _strategy(ranks, config)), ranks)
     return 0
 

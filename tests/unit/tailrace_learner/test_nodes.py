@@ -127,3 +127,30 @@ def test_a_rank_lives_as_long_as_its_agent_whatever_id_that_has(agent: str, exit
     environment = {**os.environ, AGENT_PID: "1" if agent == "parent" else str(os.getpid())}
     ended = subprocess.run([sys.executable, "-c", run], env=environment, check=False, timeout=120)
     assert ended.returncode == exit_code
+
+
+JOINING = """
+import time
+from types import SimpleNamespace
+from tailrace_learner.adapters import launch
+def join(run, config):
+    print("joining", flush=True)
+    time.sleep(600)
+launch._join = join
+launch.join_ranks(SimpleNamespace(exp_name="x"), SimpleNamespace(num_threads=1), "learner")
+"""
+
+
+def test_a_rank_that_waits_for_the_first_one_ends_when_told() -> None:
+    """The first one may have died of a user's mistake; torch's agent would wait 30 s for the others."""
+    environment = {**os.environ, "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    with subprocess.Popen(
+        [sys.executable, "-c", JOINING], env=environment, stdout=subprocess.PIPE, text=True
+    ) as rank:
+        try:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == "joining\n"
+            rank.terminate()
+            assert rank.wait(timeout=25) == -signal.SIGTERM
+        finally:
+            rank.kill()
