@@ -152,7 +152,8 @@ class OwnFolder:
 
 
 def _remove_if_abandoned(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError, BlockingIOError), (path / _LOCK).open() as lock:
+    gone_or_held = (FileNotFoundError, BlockingIOError, PermissionError)  # the last: another user's
+    with contextlib.suppress(*gone_or_held), (path / _LOCK).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         log.info("weights of a dead server removed", path=str(path))
         shutil.rmtree(path, ignore_errors=True)

@@ -127,8 +127,8 @@ class WeightFollower:
                 with span("stage"):
                     await self._stage(staged)
                 staged_s = time.perf_counter()
-                with span("swap"):
-                    swap_s = await self._engine.apply()
+                with span("swap"):  # shielded: it holds the calls, which a drain waits for
+                    swap_s = await asyncio.shield(self._engine.apply())
         except WeightMismatchError as error:  # the old version stays
             await self._refuse(policy_version, error)
             return False

@@ -134,7 +134,7 @@ class Broadcaster:
         members = tuple(sorted(current.asked))
         held = {request.group_id for request in current.asked.values()}
         group_id = "" if self._group is None else self._group.group_id
-        if members != self._members or held != {group_id}:
+        if self._group is None or members != self._members or held != {group_id}:
             self._close_group()
             self._num_groups += 1
             group_id = f"{self._name}-{self._num_groups}"

@@ -19,7 +19,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tailrace.weights.errors import SegmentSpaceError, WeightsGoneError
@@ -211,14 +211,15 @@ class SegmentFolder:
         for path in self.folder.glob(f".{self._prefix}*"):
             is_retired = path.name.endswith(_RETIRED)
             if not is_retired and path.exists() and time.time() - path.stat().st_mtime > _UNNAMED_S:
-                path.unlink(missing_ok=True)
+                with suppress(PermissionError):  # another user's
+                    path.unlink(missing_ok=True)
 
     def _unlocked(self, pattern: str) -> Iterator[tuple[Path, int]]:
         """Files without a locked writer; this process holds their lock then."""
         for path in sorted(self.folder.glob(pattern)):
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            except FileNotFoundError:
+            except (FileNotFoundError, PermissionError):  # the latter: another user's
                 continue
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -57,7 +57,8 @@ async def test_servers_join_and_leave_broadcasts_and_lost_ones_hold_nobody_up(
     second.member._group.close()  # in the middle of the next one
     await fetched([first, second], version, 2)
     assert "broadcast failed" in weight_sync.log
-    await fetched([first, second], version, 2)
+    await fetched([first, second], version, 2)  # all of them lived: they are the members again
+    assert [each.member.num_groups for each in (first, second)] == [4, 4]
     assert weight_sync.log.count("broadcast failed") == 1
     for receiver in servers.made:
         await receiver.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,12 @@ import torch
 from safetensors.torch import load_file
 
 from tailrace.weights import TensorBytes
-from tailrace_inference.adapters.staging import HostStage, unless_failed, write_model_folder
+from tailrace_inference.adapters.staging import (
+    HostStage,
+    OwnFolder,
+    unless_failed,
+    write_model_folder,
+)
 from tailrace_inference.ports import EngineFailedError, WeightMismatchError
 from tailrace_protos.weights import ModelCard
 from tests.contract.engine.harness import make_card, make_model, weights_of
@@ -97,3 +104,19 @@ async def test_an_engine_that_still_starts_is_killed_when_the_server_fails_or_st
         with pytest.raises(EngineFailedError if fails else asyncio.CancelledError):
             await starting
         assert not {each.pid for each in psutil.Process().children()} - others
+
+
+def test_a_server_starts_beside_one_of_another_user() -> None:
+    root = Path(tempfile.mkdtemp())
+    root.chmod(0o1777)  # as /dev/shm
+    theirs = root / "tailrace-weights-1"
+    theirs.mkdir(mode=0o000)
+    if is_root := os.geteuid() == 0:
+        os.seteuid(65534)
+    try:
+        OwnFolder(root).remove()
+    finally:
+        if is_root:
+            os.seteuid(0)
+    theirs.rmdir()
+    root.rmdir()  # nothing else is there

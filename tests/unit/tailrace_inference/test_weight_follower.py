@@ -37,6 +37,9 @@ class FakeEngine:
         self.applied: list[int] = []
         self.refused: set[int] = set()
         self.error: Exception | None = None  # of the swap
+        self.is_paused = False
+        self.swapped = asyncio.Event()  # the new weights are in; unset, a swap waits for it
+        self.swapped.set()
         self._staged = -1
 
     async def stage(
@@ -51,6 +54,9 @@ class FakeEngine:
     async def apply(self) -> float:
         if self.error is not None:
             raise self.error
+        self.is_paused = True
+        await self.swapped.wait()
+        self.is_paused = False
         self.applied.append(self._staged)
         return 0.0
 
@@ -173,3 +179,19 @@ async def test_a_restart_follows_a_failed_swap_but_no_model_that_cannot_run(
     with pytest.raises(end, match=str(error)):
         async with asyncio.timeout(10):
             await server.following
+
+
+async def test_a_server_that_is_stopped_in_the_middle_of_a_swap_goes_on_with_its_calls() -> None:
+    server = Server()
+    server.engine.swapped.clear()
+    following = asyncio.create_task(server.follower.follow())
+    await server.follower.on_published(WeightsAvailable(manifest(0), SOURCE))
+    async with asyncio.timeout(10):
+        while not server.engine.is_paused:
+            await asyncio.sleep(0)
+    following.cancel()  # a drain ends all loops first, and then waits for the calls
+    await asyncio.wait({following})
+    server.engine.swapped.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (server.engine.is_paused, server.engine.applied) == (False, [0])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -231,3 +233,22 @@ def test_a_full_memory_file_system_is_named_with_the_remedy() -> None:
     with pytest.raises(SegmentSpaceError, match="shm-size"):
         SegmentFolder("run", f"test{os.getpid()}").create(num_bytes)
     assert list(Path("/dev/shm").glob(f"*test{os.getpid()}*")) == []
+
+
+def test_segments_of_another_user_with_a_run_of_this_name_are_left_alone() -> None:
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o1777)  # as /dev/shm
+    theirs = folder / "tailrace.run.weight_sync.1"
+    for path in (theirs, folder / ".tailrace.run.weight_sync.2"):
+        path.touch(mode=0o000)
+        os.utime(path, (0, 0))
+    if is_root := os.geteuid() == 0:
+        os.seteuid(65534)
+    try:
+        assert SegmentFolder("run", "weight_sync", folder).sweep() == 0
+        assert list(SegmentFolder("run", "weight_sync", folder).adopt()) == []
+    finally:
+        if is_root:
+            os.seteuid(0)
+    assert theirs.exists()
+    shutil.rmtree(folder)
