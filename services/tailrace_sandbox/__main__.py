@@ -23,7 +23,7 @@ class _Process:
         self._redis: StoreConnection | None = None
         self._worker: ToolWorker | None = None
         self._run = args.run.exp_name
-        # New at each start: callers never trust a worker again that they found dead.
+        # New at each start: sessions of the process before are found dead.
         # A subject of two tokens, which no other tool worker may listen to.
         self._worker_id = f"sandbox.{args.instance_id}-{uuid.uuid4().hex[:8]}"
         self.service = Service(

@@ -22,6 +22,7 @@ _TOOL = "python"
 _MAX_TESTS = 20
 _TEST_S = 10.0
 _AT_ONCE = 8  # tests of one program
+_NO_VERDICT = (ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.INVALID_ARGUMENTS, ToolErrorKind.TOO_LARGE)
 
 MakeScorer = Callable[[float, Mapping[str, Any]], Component]  # of timeout_s and arguments
 
@@ -130,11 +131,7 @@ class SandboxTests:
 
 def _ended(result: ToolResult) -> dict[str, Any] | None:
     """End of a program as the sandbox tells it; None if the sandbox had to end it."""
-    failed = result.infra_error or (
-        result.content
-        if result.error_kind in (ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.INVALID_ARGUMENTS)
-        else ""
-    )
+    failed = result.infra_error or (result.content if result.error_kind in _NO_VERDICT else "")
     if failed:
         raise ComponentFailedError("scorer 'code':", failed)
     if result.error_kind not in (ToolErrorKind.NONE, ToolErrorKind.REPORTED):

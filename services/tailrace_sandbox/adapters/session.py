@@ -20,6 +20,7 @@ from tailrace_sandbox.ports import Execution, SandboxLostError, Work
 
 _GRACE_S = 10.0
 _MARSHAL_FORMAT = 2
+_NOTHING = files.Collected(0, {}, ())
 
 
 class PythonSession:
@@ -63,6 +64,8 @@ class PythonSession:
         try:
             await asyncio.wait({replying, ending}, return_when=asyncio.FIRST_COMPLETED)
             if replying.done() and (reply := replying.result()) is not None:
+                if reply.exit_code & files.LEFT:
+                    return await self._ended(await ending, reply)
                 took_s = asyncio.get_running_loop().time() - began_s
                 return self._paused(reply, "interrupted" if took_s >= wall_s else "")
             if not ending.done():
@@ -117,8 +120,8 @@ class PythonSession:
         self._zygote.tell(op="pause")
         return self._outcome(reply, reason)
 
-    async def _ended(self, ended: ZygoteEnded) -> Execution:
-        outcome = self._outcome(files.Collected(ended.exit_code, {}, ()), ended.reason)
+    async def _ended(self, ended: ZygoteEnded, reply: files.Collected = _NOTHING) -> Execution:
+        outcome = self._outcome(reply._replace(exit_code=ended.exit_code), ended.reason)
         self._forget()
         return replace(outcome, ended_session=True)
 

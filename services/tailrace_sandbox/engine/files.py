@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 HEAD = struct.Struct("<iHH")  # exit code, number of files, number of refused names
 _ENTRY = struct.Struct("<HI")  # bytes of a name, and of its content
+LEFT = 1 << 8  # beside the exit code of a session that ends with this call
 _MAX_NAMES = 1024
 _MAX_NAME_BYTES = 4096
 MAX_OTHER_BYTES = HEAD.size + _MAX_NAMES * (_ENTRY.size + _MAX_NAME_BYTES)

@@ -28,7 +28,8 @@ def serve(channel: int) -> None:
         else:
             attempt = program.run_cell(request["code"], names, f"cell{number}.py")
         program.flush()
-        _send(channel, files.collect(attempt.exit_code, request["patterns"], request["max_bytes"]))
+        exit_code = attempt.exit_code | files.LEFT if attempt.left else attempt.exit_code
+        _send(channel, files.collect(exit_code, request["patterns"], request["max_bytes"]))
         if attempt.left:
             program.leave(attempt.exit_code)
     program.leave(0)

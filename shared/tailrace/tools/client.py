@@ -164,7 +164,7 @@ class ToolClient:
     async def _release(self, worker_id: str, session_id: str) -> None:
         subject = subjects.tool_worker(worker_id)
         try:
-            if not self._watch.is_lost(worker_id):
+            if not self._watch.is_lost(worker_id, session_id):
                 order = ReleaseToolSession(session_id)
                 await self._port.ask(subject, order, ToolSessionReleased, RELEASE_TIMEOUT_S)
         except (TimeoutError, NoResponderError, CallFailedError, BusClosedError) as error:

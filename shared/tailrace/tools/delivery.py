@@ -153,7 +153,7 @@ class CallDelivery:
     async def _offer(self, request: CallTool, affinity: SessionAffinity) -> CallAttempt:
         """Sends the call once: to the session's worker, workers of the run, or workers of all runs."""
         if affinity.is_stateful:
-            if self._watch.is_lost(affinity.worker_id):
+            if self._watch.is_lost(affinity.worker_id, request.session_id):
                 raise WorkerLostError(f"worker {affinity.worker_id}, which had the session, died")
             return await self._send(request, subjects.tool_worker(affinity.worker_id), affinity)
         now_s = asyncio.get_running_loop().time()

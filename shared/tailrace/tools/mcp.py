@@ -26,6 +26,7 @@ log = get_logger(__name__)
 
 CHECK_EVERY_S = 5.0
 _MAX_PAGES = 100
+_NO_SESSION = (mcp_types.INVALID_REQUEST, mcp_types.REQUEST_TIMEOUT)  # in Python, in JavaScript
 
 
 class McpServer:
@@ -91,7 +92,7 @@ class McpServer:
                 result = await client.call_tool(name, arguments)
         except ForeignCodeError as error:
             cause = error.error
-            if isinstance(cause, mcp.MCPError) and cause.code != mcp_types.CONNECTION_CLOSED:
+            if isinstance(cause, mcp.MCPError) and await _outlives(client, cause):
                 return ToolOutput(f"{name}: {cause.message}", is_error=True)
             self._is_lost.set()
             raise ToolUnavailableError(f"MCP server {self.target}: {_innermost(cause)}") from error
@@ -165,6 +166,18 @@ def _server(target: str) -> str | mcp.StdioServerParameters:
         return target
     command, *arguments = shlex.split(target) or [""]
     return mcp.StdioServerParameters(command=command, args=arguments)
+
+
+async def _outlives(client: mcp.Client, error: mcp.MCPError) -> bool:
+    """Tells whether the connection outlives an error: a server that started again lacks its session."""
+    if error.code not in _NO_SESSION:
+        return error.code != mcp_types.CONNECTION_CLOSED
+    try:
+        with foreign_code("listing the tools"):
+            await client.list_tools()
+    except ForeignCodeError:
+        return False
+    return True
 
 
 async def _all_tools(client: mcp.Client) -> list[mcp_types.Tool]:

@@ -48,7 +48,7 @@ class WorkerWatch:
         self._attempts: dict[str, dict[str, CallAttempt]] = {}  # worker id -> call id -> attempt
         self._sessions: dict[str, set[str]] = {}  # worker id -> session ids
         self._watching: dict[str, asyncio.Task[None]] = {}
-        self._lost: set[str] = set()
+        self._lost: set[tuple[str, str]] = set()  # worker id, session id
 
     def add(self, attempt: CallAttempt) -> None:
         """Watches an accepted call."""
@@ -68,10 +68,14 @@ class WorkerWatch:
     def remove_session(self, worker_id: str, session_id: str) -> None:
         """Removes a released session."""
         self._sessions.get(worker_id, set()).discard(session_id)
+        self._lost.discard((worker_id, session_id))
 
-    def is_lost(self, worker_id: str) -> bool:
-        """True if the worker was declared dead; its id stays dead."""
-        return worker_id in self._lost
+    def is_lost(self, worker_id: str, session_id: str) -> bool:
+        """True if the worker was declared dead while it had the session.
+
+        A worker that comes back serves later sessions.
+        """
+        return (worker_id, session_id) in self._lost
 
     async def close(self) -> None:
         """Stops the watch."""
@@ -144,7 +148,6 @@ class WorkerWatch:
     def _declare_lost(self, worker_id: str, reason: str) -> None:
         log.warning("tool worker lost", worker_id=worker_id, reason=reason)
         metrics.LOST_WORKERS.inc()
-        self._lost.add(worker_id)
-        self._sessions.pop(worker_id, None)
+        self._lost |= {(worker_id, session) for session in self._sessions.pop(worker_id, ())}
         for attempt in self._attempts.pop(worker_id, {}).values():
             attempt.fail(WorkerLostError(f"worker {worker_id} died: {reason}"))

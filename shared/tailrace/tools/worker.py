@@ -115,7 +115,8 @@ class ToolWorker:
         self._is_draining = True
         for call in list(self._calls.running.values()):
             call.cancel()
-            await self._answer(call, infra_result(call.request, "the tool worker was shut down"))
+            if self._bus.connection.is_connected:  # else the answer would wait, and the objects stay
+                await self._answer(call, infra_result(call.request, "the tool worker was shut down"))
         await self.host.release_all()
         for task in self._tasks:
             task.cancel()

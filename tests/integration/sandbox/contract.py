@@ -134,6 +134,13 @@ class ToolsContract:
         result = await call("python_session", code="import os; os.path.exists('f')")
         assert result.content == "False"
 
+    async def test_a_session_that_exits_in_order_says_so_in_that_call(self, call: Call) -> None:
+        code = "x = 5; open('f', 'w').close(); print('bye'); raise SystemExit(4)"
+        ended = json.loads((await call("python_session", code=code, outputs=["f"])).content)
+        assert (ended["stdout"], ended["exit_code"], ended["files"]) == ("bye\n", 4, {"f": ""})
+        assert "the session is over" in ended["notes"][-1]
+        assert (await call("python_session", code="print('x' in globals())")).content == "False"
+
     async def test_files_of_a_session_go_in_and_come_out(self, call: Call) -> None:
         put = await call("python_session", code="open('a').read()", files={"a": "first"})
         assert put.content == "'first'"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tailrace.tools import ToolClient
 from tailrace.tools.host import LocalTools
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
@@ -85,5 +86,9 @@ async def test_the_reward_service_may_call_the_sandbox(tmp_path: Path) -> None:
         cluster.start(1)
         async with cluster.caller("reward") as client:
             assert await SandboxTests(client).score(item(SUM, IO)) == 1.0
+            large = {"tests": {"inputs": ["x" * (9 << 20)], "outputs": [str(9 << 20)]}}
+            scorer = SandboxTests(ToolClient(client._port.bus, client.run))  # as in the service
+            with pytest.raises(ComponentFailedError, match=r"arguments have .* bytes, at most"):
+                await scorer.score(item("print(len(input()))", large))
     finally:
         cluster.close()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,16 @@ SERVER = Path(__file__).with_name("mcp_process.py")
 
 @pytest.fixture(scope="module")
 def http_server() -> Iterator[str]:
-    port = free_port()
+    with http_process(free_port()) as url:
+        yield url
+
+
+@contextmanager
+def http_process(port: int, *options: str) -> Iterator[str]:
     process = subprocess.Popen(
-        [sys.executable, str(SERVER), str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, str(SERVER), str(port), *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         wait_for_port(port, process, 60.0)
@@ -150,3 +158,23 @@ async def test_a_server_that_hangs_is_ended_also_while_its_connection_is_being_c
     ended, _ = await asyncio.wait({connected}, timeout=60)
     assert ended
     assert not Path(f"/proc/{process_id}").exists()
+
+
+async def test_a_server_over_http_that_starts_again_is_no_error_of_the_tool(
+    client: ToolClient, serve: Serve, tmp_path: Path
+) -> None:
+    port = free_port()
+    with http_process(port, "older") as target:
+        server = McpServer(target, check_every_s=60.0)
+        connected = asyncio.create_task(server.run())
+        await serve(*await server.offers(60.0))
+    with http_process(port, "older"):
+        (tmp_path / "gate.open").touch()
+        async with client.session("e", ["held"]) as tools, asyncio.timeout(60):
+            lost = await tools.call(call(tmp_path / "gate"))
+            assert "held is not available: MCP server" in lost.infra_error
+            while (result := await tools.call(call(tmp_path / "gate"))).infra_error:
+                await asyncio.sleep(0.05)
+        assert (result.content, result.is_error) == ("done", False)
+        connected.cancel()
+        await asyncio.wait({connected})

@@ -228,3 +228,35 @@ async def test_a_session_too_many_waits_at_its_caller_until_another_ends(
             assert not waiting.done()
         assert (await waiting).content == "w:1"
     assert log == ["create first", "release first", "create second", "release second"]
+
+
+async def test_a_worker_that_comes_back_after_it_was_found_lost_has_new_sessions(
+    client: ToolClient, serve: Serve
+) -> None:
+    log: list[str] = []
+    worker = await serve(counters("w", log))
+    client._watch._declare_lost(worker.worker_id, "it was away")
+    async with client.session("lost", ["counter"]) as tools:
+        assert [(await tools.call(add(1))).content for _ in range(2)] == ["w:1", "w:2"]
+        client._watch._declare_lost(worker.worker_id, "it was away again")
+        assert "which had the session, died" in (await tools.call(add(1))).infra_error
+    async with client.session("new", ["counter"]) as tools:
+        assert [(await tools.call(add(1))).content for _ in range(2)] == ["w:1", "w:2"]
+
+
+async def test_a_worker_that_ends_while_nats_is_away_releases_its_objects(
+    client: ToolClient, serve: Serve, nats_server: ServerProcess
+) -> None:
+    log: list[str] = []
+    worker = await serve(counters("w", log))
+    tools = client.session("e", ["counter"])
+    calling = asyncio.create_task(tools.call(add(0)))
+    await eventually(lambda: worker.host.num_running == 1)
+    nats_server.kill()
+    try:
+        await eventually(lambda: not worker._bus.connection.is_connected)
+        await asyncio.wait_for(worker.close(), 10)
+    finally:
+        nats_server.start()
+        calling.cancel()
+    assert log == ["create e", "release e"]
