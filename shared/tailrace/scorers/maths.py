@@ -104,7 +104,8 @@ def stated_number(reply: str, strict: bool = False) -> str | None:
     if quantity(answer) is not None:
         return answer
     numbers = numbers_in(answer)
-    return numbers[0] if numbers and all(_same_number(numbers[0], one) for one in set(numbers)) else None
+    is_one = all(_same_number(numbers[0], one) for one in set(numbers))
+    return numbers[0] if numbers and is_one else None
 
 
 def is_equal(answer: str, truth: str) -> bool:
