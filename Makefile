@@ -95,7 +95,7 @@ test-wheel-versions:
 pictures: .venv/ready
 	$(BIN)/python docs/make_pictures.py
 
-# What kills and stops processes runs alone, everything else two at a time.
+# Chaos, and outside agents with their short leases, run alone; everything else two at a time.
 test-heavy: .venv/ready-dev
 	$(BIN)/pytest tests/chaos tests/e2e/test_outside.py -m heavy
 	$(BIN)/pytest tests --ignore tests/chaos --ignore tests/e2e/test_outside.py --ignore tests/frameworks --ignore tests/chart \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -114,9 +115,11 @@ def test_a_server_starts_beside_one_of_another_user() -> None:
     if is_root := os.geteuid() == 0:
         os.seteuid(65534)
     try:
-        OwnFolder(root).remove()
+        own = OwnFolder(root)
+        assert set(root.iterdir()) == {theirs, own.path}
+        own.remove()
     finally:
         if is_root:
             os.seteuid(0)
-    theirs.rmdir()
-    root.rmdir()  # nothing else is there
+    assert list(root.iterdir()) == [theirs]
+    shutil.rmtree(root)
