@@ -178,7 +178,6 @@ def test_nonsense_on_every_subject_is_answered_or_buried_and_named(tmp_path: Pat
         f"max_steps={MAX_STEPS}",
         "max_staleness=2",
         "stale_groups=mask",  # closes no group early: every episode ends by itself
-        "learner.warm_start.num_steps=5",
         output_dir=tmp_path,
         exp_name=RUN,
     )

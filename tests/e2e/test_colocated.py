@@ -36,7 +36,6 @@ def test_servers_sleep_in_each_step_and_nothing_is_lost(tmp_path: Path) -> None:
         f"max_steps={NUM_STEPS}",
         "eval_steps=2",
         "save_steps=2",
-        "learner.warm_start.num_steps=5",
         f"inference.engine={ENGINE}",
         f"cluster.num_inference_servers={NUM_SERVERS}",
         *ON_ANY_DEVICE,

@@ -26,7 +26,7 @@ from tests.e2e.runs import EXPERIMENT, TAILRACE, command, environment, run
 from tests.world.processes import OUTLIVES_S, handles, outlasting
 from tests.world.servers import ServerProcess
 
-TINY = ("max_steps=2", "scheduler.eval_groups=8", "learner.warm_start.num_steps=5")
+TINY = ("max_steps=2", "scheduler.eval_groups=8")
 
 
 def test_a_checkpoint_that_does_not_exist_is_a_mistake_of_the_user(tmp_path: Path) -> None:

@@ -40,7 +40,6 @@ def test_a_run_waits_while_its_disk_is_full_and_goes_on_when_there_is_room(
         "save_steps=40",
         "max_staleness=2",
         "stale_groups=mask",  # closes no group early: every episode ends by itself
-        "learner.warm_start.num_steps=5",
         "cluster.min_free_disk_bytes=1000000",
         f"cluster.redis_fsync={redis_fsync}",
         output_dir=disk,

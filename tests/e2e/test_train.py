@@ -40,7 +40,7 @@ METRICS_KEYS = {
 
 
 REPLICATED = ("inference_servers", "agents_workers", "reward_workers")
-TINY = ("max_steps=2", "scheduler.eval_groups=8", "learner.warm_start.num_steps=5")
+TINY = ("max_steps=2", "scheduler.eval_groups=8")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,6 @@ def asynchronous(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         "save_steps=3",
         "inference.emission_log=true",
         "agents.render_episodes=1",
-        "learner.warm_start.num_steps=5",  # replies still differ, so that every step trains tokens
         *(f"cluster.num_{kind}=2" for kind in REPLICATED),
         output_dir=output_dir,
         exp_name="stream",
