@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.live_run import training
 from tests.audit import Ledger, build_ledger, check_ledger
+from tests.e2e.runs import SMALL
 
 DEATHS = 20
 
@@ -15,7 +16,7 @@ DEATHS = 20
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
     folder = tmp_path_factory.mktemp("scheduler")
-    with training(folder) as run:
+    with training(folder, *SMALL) as run:
         run.wait_for_steps(3, deadline_s=180.0)
         for _ in range(DEATHS):
             run.signal("scheduler", signal.SIGKILL)

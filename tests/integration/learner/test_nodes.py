@@ -65,6 +65,17 @@ def kill_node(run: LearnerRun, name: str) -> None:
             rank.kill()
 
 
+async def next_start(run: LearnerRun, before: Sequence[LearnerResumed]) -> LearnerResumed:
+    """The first start of a lineage that is none of those before."""
+    known = {body.lineage for body in before}
+    resumed: LearnerResumed = await run.until(LearnerResumed, lambda body: body.lineage not in known)
+    return resumed
+
+
+async def finished(run: LearnerRun, step: int) -> None:
+    await run.until(StepFinished, lambda body: body.step == step)
+
+
 async def test_two_nodes_make_the_losses_and_weights_of_one_rank(learner_run: LearnerRun) -> None:
     run = learner_run
     settings: dict[str, Any] = {"warm_start": WARM_START, "num_mini_batches": 2}
@@ -79,9 +90,8 @@ async def test_two_nodes_make_the_losses_and_weights_of_one_rank(learner_run: Le
     assert await trained_once(run) == {
         group_id: index // 2 + 1 for index, group_id in enumerate(group_ids)
     }
-    finished = run.bodies(StepFinished)
     book = await run.versions.all()
-    assert [book[body.policy_version] for body in finished] == [
+    assert [book[body.policy_version] for body in run.bodies(StepFinished)] == [
         (first.lineage, step) for step in (1, 2, 3, 4)
     ]
     assert [body.step for body in run.bodies(CheckpointSaved)] == [0, 2, 4]
@@ -97,32 +107,33 @@ async def test_two_nodes_make_the_losses_and_weights_of_one_rank(learner_run: Le
     assert losses == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("lost", "restarts"), [("learner-0", "later"), ("learner-1", "later"), ("learner-1", "at once")]
-)
-async def test_a_lost_node_ends_the_other_and_both_go_on(
-    learner_run: LearnerRun, lost: str, restarts: str
-) -> None:
-    """Also while no group comes: the learner would take the next one with half of its ranks."""
+LOSSES = (("learner-0", False), ("learner-1", False), ("learner-1", True))
+
+
+async def test_a_lost_node_ends_the_other_and_both_go_on(learner_run: LearnerRun) -> None:
+    """Also while no group comes: the learner would take the next one with half of its ranks.
+
+    Each node is lost once and comes back later; the second also comes back at once.
+    """
     run = learner_run
-    run.configure(strategy_args=TWO_RANKS)
+    run.configure(strategy_args=TWO_RANKS, max_steps=100)
     run.start("weight_sync")
     port = start_nodes(run)
-    first = await run.until(LearnerResumed)
+    resumed = [await run.until(LearnerResumed)]
     group_ids = await feed(run, range(4))
     await saved_after(run, 2)
-    kill_node(run, lost)
-    (other,) = set(NODES) - {lost}
-    if restarts == "at once":  # it finds the agent of the first node that it had before
-        start_nodes(run, [lost], port)
-        assert run.ended(lost, ENDS_WITHIN_S) == 1
-    assert run.ended(other, ENDS_WITHIN_S) == 1
-    start_nodes(run, NODES, port)
-
-    again = await run.until(LearnerResumed, lambda body: body.lineage != first.lineage)
-    assert again.step == 2
-    group_ids += await feed(run, range(4, 8))
-    await saved_after(run, 4)
+    for step, (lost, at_once) in zip((2, 4, 6), LOSSES, strict=True):
+        kill_node(run, lost)
+        (other,) = set(NODES) - {lost}
+        if at_once:  # it finds the agent of the first node that it had before
+            start_nodes(run, [lost], port)
+            assert run.ended(lost, ENDS_WITHIN_S) == 1
+        assert run.ended(other, ENDS_WITHIN_S) == 1
+        start_nodes(run, NODES, port)
+        resumed.append(await next_start(run, resumed))
+        group_ids += await feed(run, range(2 * step, 2 * step + 4))
+        await saved_after(run, step + 2)
+    assert [body.step for body in resumed] == [0, 2, 4, 6]
     assert await trained_once(run) == {
         group_id: index // 2 + 1 for index, group_id in enumerate(group_ids)
     }
@@ -146,42 +157,39 @@ async def test_nodes_with_different_experiments_do_not_train(learner_run: Learne
     assert stop_nodes(run) == [0, 0]
 
 
-async def test_a_stop_of_all_nodes_saves_the_steps_that_are_done(learner_run: LearnerRun) -> None:
-    run = learner_run
-    run.configure(strategy_args=TWO_RANKS, save_steps=100)
-    run.start("weight_sync")
-    start_nodes(run)
-    await run.until(LearnerResumed)
-    await feed(run, range(6))
-    await run.until(StepFinished, lambda body: body.step == 3)
-    assert stop_nodes(run) == [0, 0]
-    assert (Path(run.run_dir) / "checkpoints" / "step_3" / "run_state.json").exists()
+async def test_a_stop_saves_the_step_that_both_nodes_have_reached(learner_run: LearnerRun) -> None:
+    """A stop of one node, of the other, and of both.
 
-
-@pytest.mark.parametrize("stopped", NODES)
-async def test_a_stop_of_one_node_saves_the_step_that_both_have_reached(
-    learner_run: LearnerRun, stopped: str
-) -> None:
-    """The other node ends in failure, as its supervisor must start it again."""
+    After a stop of one the other ends in failure, as its supervisor must start it again.
+    """
     run = learner_run
-    run.configure(strategy_args=TWO_RANKS, save_steps=100)
+    run.configure(strategy_args=TWO_RANKS, max_steps=100, save_steps=100)
     run.start("weight_sync")
     port = start_nodes(run)
-    first = await run.until(LearnerResumed)
-    await feed(run, range(6))
-    await run.until(StepFinished, lambda body: body.step == 3)
-    run.processes[stopped].running.send_signal(signal.SIGTERM)
-    (other,) = set(NODES) - {stopped}
-    assert [run.ended(name, ENDS_WITHIN_S) for name in (stopped, other)] == [0, 1]
-    (begin,) = [line for line in run.log_of(other).splitlines() if "waits for the other nodes" in line]
-    assert (json.loads(begin)["run"], json.loads(begin)["service"]) == (run.name, "learner")
-    await run.until(CheckpointSaved, lambda body: body.step == 3)
-    assert (Path(run.run_dir) / "checkpoints" / "step_3" / "run_state.json").exists()
-
-    start_nodes(run, NODES, port)
-    again = await run.until(LearnerResumed, lambda body: body.lineage != first.lineage)
-    assert again.step == 3
+    resumed = [await run.until(LearnerResumed)]
+    for step, stopped in zip((3, 6), NODES, strict=True):
+        await feed(run, range(2 * step - 6, 2 * step))
+        await finished(run, step)
+        run.processes[stopped].running.send_signal(signal.SIGTERM)
+        (other,) = set(NODES) - {stopped}
+        assert [run.ended(name, ENDS_WITHIN_S) for name in (stopped, other)] == [0, 1]
+        (begin,) = [
+            line for line in run.log_of(other).splitlines() if "waits for the other nodes" in line
+        ]
+        assert (json.loads(begin)["run"], json.loads(begin)["service"]) == (run.name, "learner")
+        await saved_after(run, step)
+        assert is_saved(run, step)
+        start_nodes(run, NODES, port)
+        resumed.append(await next_start(run, resumed))
+    assert [body.step for body in resumed] == [0, 3, 6]
+    await feed(run, range(12, 18))
+    await finished(run, 9)
     assert stop_nodes(run) == [0, 0]
+    assert is_saved(run, 9)
+
+
+def is_saved(run: LearnerRun, step: int) -> bool:
+    return (Path(run.run_dir) / "checkpoints" / f"step_{step}" / "run_state.json").exists()
 
 
 async def test_a_stop_of_one_node_ends_the_warm_start(learner_run: LearnerRun) -> None:
