@@ -6,7 +6,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -
 # Compiles what is installed, on all cores; pip takes one. Some packages hold files for other Pythons.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 
-.PHONY: fuzz pictures test-wheel-versions test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-long-prompts bench-tools bench-learner bench-weights bench-calibration bench-sandbox bench-scheduler bench-recovery bench-observe bench-traces bench-gpu test-gpu test-sandbox-container clean test-trackers test-s3 test-engines test-wheel test-chart images test-images docs-site test-notebooks
+.PHONY: fuzz pictures test-wheel-versions test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-long-prompts bench-tools bench-learner bench-weights bench-calibration bench-sandbox bench-scheduler bench-recovery bench-observe bench-traces bench-gpu test-gpu test-sandbox-container clean test-trackers test-s3 test-engines test-vllm test-sglang test-hf test-wheel test-chart images test-images docs-site test-notebooks
 
 demo: .venv/ready $(if $(filter vllm sglang,$(ENGINE)),.venv-$(ENGINE)/ready)
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) \
@@ -62,14 +62,20 @@ test-trackers: .venv-trackers/ready
 
 # One contract for all engines, each with its real package; vLLM also with speculative decoding.
 NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}}
-test-engines: .venv-vllm/ready .venv-sglang/ready
+test-engines: test-vllm test-sglang test-hf
+
+test-vllm: .venv-vllm/ready
 	TAILRACE_ENGINE=vllm .venv-vllm/bin/python -m pytest tests/contract/engine
 	TAILRACE_ENGINE=vllm TAILRACE_ENGINE_ARGS='$(NGRAM)' .venv-vllm/bin/python -m pytest \
 		tests/contract/engine/test_engine.py tests/contract/engine/test_guided.py
-	TAILRACE_ENGINE=sglang .venv-sglang/bin/python -m pytest tests/contract/engine
-	TAILRACE_ENGINE=hf $(BIN)/pytest tests/contract/engine
 	TAILRACE_ENGINE=vllm $(BIN)/pytest -m heavy tests/e2e/test_colocated.py
+
+test-sglang: .venv-sglang/ready
+	TAILRACE_ENGINE=sglang .venv-sglang/bin/python -m pytest tests/contract/engine
 	TAILRACE_ENGINE=sglang $(BIN)/pytest -m heavy tests/e2e/test_colocated.py
+
+test-hf: .venv/ready-dev
+	TAILRACE_ENGINE=hf $(BIN)/pytest tests/contract/engine
 
 # The Helm chart and the Tiltfile, without a cluster.
 test-chart: .venv/ready-dev .venv-chart/ready
@@ -96,10 +102,11 @@ pictures: .venv/ready
 	$(BIN)/python docs/make_pictures.py
 
 # Chaos, and outside agents with their short leases, run alone; everything else two at a time.
+ALONE = tests/chaos tests/e2e/test_outside.py
+HEAVY = $(filter-out $(ALONE) tests/chaos/%,$(shell grep -rl --include='test_*.py' 'mark\.heavy' tests))
 test-heavy: .venv/ready-dev
-	$(BIN)/pytest tests/chaos tests/e2e/test_outside.py -m heavy
-	$(BIN)/pytest tests --ignore tests/chaos --ignore tests/e2e/test_outside.py --ignore tests/frameworks --ignore tests/chart \
-		--ignore tests/notebooks -m heavy -n 2 --dist loadfile
+	$(BIN)/pytest $(ALONE) -m heavy
+	$(BIN)/pytest $(HEAVY) -m heavy -n 2 --dist loadfile
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check protos shared services tests benchmarks

@@ -10,8 +10,8 @@ from tailrace.config import ConfigError
 from tailrace.cpu_limit import cpu_limit
 from tailrace_cli.importing.source import read_source
 
-NUM_CHARS = 6_000  # Hydra's grammar needs more than a second for the slowest of these
-HANG_S = 3.0
+NUM_CHARS = 3_000  # Hydra's grammar needs half a second for the slowest of these
+HANG_S = 2.0
 PIECES = (
     *("a=", "a.", "a.a=1 ", "+", "++a", "~a", "~", "${", "${a}", "$(", "`", "[", "]", "{", "}", "{a:"),
     *(
