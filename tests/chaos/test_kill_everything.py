@@ -19,7 +19,7 @@ from tests.audit import build_ledger, check_ledger
 from tests.e2e.runs import command, environment
 
 DEADLINE_S = 420.0
-MAX_STEPS = 300
+MAX_STEPS = 200
 SEED = int(os.environ.get("CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
 
 

@@ -194,7 +194,7 @@ def is_saved(run: LearnerRun, step: int) -> bool:
 
 async def test_a_stop_of_one_node_ends_the_warm_start(learner_run: LearnerRun) -> None:
     run = learner_run
-    run.configure(strategy_args=TWO_RANKS, warm_start={**WARM_START, "num_steps": 100_000})
+    run.configure(strategy_args=TWO_RANKS, warm_start={**WARM_START, "num_steps": 5_000})
     start_nodes(run)
     await run.until(WarmStartAdvanced)
     run.processes["learner-1"].running.send_signal(signal.SIGTERM)
