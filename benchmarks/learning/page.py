@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.learning.recipes import RECIPES, ROOT, SEEDS, Recipe
 from benchmarks.learning.runs import Outcome
+from benchmarks.learning.verdict import MAX_RUN_S
 from benchmarks.results import RESULTS_DIR, Target
 
 PAGE = ROOT / "docs" / "results.md"
@@ -30,7 +31,8 @@ measured on held-out tasks, sampled at temperature 1 and greedy, before reinforc
 the last step, beside that of simple players on the same tasks. Held-out lakes differ in two cells or more
 from every train lake and its mirror images and rotations; held-out Sokoban levels have other walls;
 held-out WebShop goals are of products that training never shows; held-out sums are other questions. The commit is that of the code that
-ran. Seconds with <= are those of a run beside other work, which slows it; those of commits 033b5228 and 65283f75
+ran; -dirty: with changes that were not committed. Seconds with <= are those of a run beside other work, which slows it:
+alone it would have taken at most as long, and how long is not known. Those of commits 033b5228 and 65283f75
 are of a day on which the shared machine had less than half its usual speed.
 
 | environment | algorithm | seed | sampled before | greedy before | sampled after | greedy after | best simple player | seconds, warm start included | commit |
@@ -50,13 +52,33 @@ def text(outcomes: Sequence[Outcome], targets: Sequence[Target]) -> str:
     """Returns the text of the page."""
     known = _known(outcomes)
     rows = [_row(recipe, outcome) for recipe in known for outcome in _of(recipe, outcomes)]
+    bounds = [_bounds(unknown)] if (unknown := _of_unknown_time(outcomes)) else []
     lacks = _lacks(outcomes)
     missing = ["Not run yet with these settings:", "", *lacks] if lacks else []
     goals = ["Goals:", "", *map(_goal, targets)] if targets else []
     sections = [_section(recipe, _of(recipe, outcomes)[0].baselines) for recipe in known]
     of_gpu = _of_gpu(json.loads((RESULTS_DIR / "gpu.json").read_text(encoding="utf-8")))
-    parts = (rows, missing, goals, sections, of_gpu)
+    parts = (rows, bounds, missing, goals, sections, of_gpu)
     return _HEAD + "\n\n".join(map("\n".join, filter(None, parts)))
+
+
+def _of_unknown_time(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Runs beside other work that took longer than the goal."""
+    return [one for one in outcomes if not one.had_machine and one.total_s > MAX_RUN_S]
+
+
+def _bounds(outcomes: Sequence[Outcome]) -> str:
+    named = (f"`{one.recipe}` {one.seed} (<= {one.total_s:.0f}, {one.others:.0%})" for one in outcomes)
+    return (
+        f"It is not known whether these runs, each with the share of the machine's processor time that "
+        f"other work took meanwhile, would take more than {MAX_RUN_S:.0f} s alone: {', '.join(named)}. "
+        "The goals on seconds leave them out."
+    )
+
+
+def _commit(outcome: Outcome) -> str:
+    commit, dirty, _ = outcome.commit.partition("-dirty")
+    return f"{commit[:8]}{dirty}" or "unknown"
 
 
 def _of_gpu(content: Mapping[str, Any]) -> list[str]:
@@ -111,7 +133,7 @@ def _row(recipe: Recipe, outcome: Outcome) -> str:
         f"{outcome.greedy[-1][1]:.3f}",
         f"{outcome.best_baseline:.3f}",
         f"{'' if outcome.had_machine else '<= '}{outcome.total_s:.0f}",
-        outcome.commit[:8] or "unknown",
+        _commit(outcome),
     )
     return f"| {' | '.join(cells)} |"
 

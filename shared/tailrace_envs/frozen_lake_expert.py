@@ -1,7 +1,8 @@
 """Players of FrozenLake: demonstrations of safe moves, baselines, and shortest paths.
 
 The demonstrations teach to read the grid and to answer with a direction word. They do not teach to win:
-their moves are uniformly random among those that lead neither into a hole nor into a wall.
+their moves are uniformly random among those that lead neither into a hole nor into a wall, but for 5%
+(`random_moves`), which are any word.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """`tailrace train examples/calculator`: a tiny model learns to use a tool that a worker serves.
 
-The example starts with the format alone and takes 350 steps; here some demonstrations are right, and 60
+The example starts with the format alone and takes 200 steps; here some demonstrations are right, and 60
 steps suffice. How far it gets depends on the luck of one seed: it must clearly exceed its start.
 """
 

@@ -72,6 +72,23 @@ def test_what_an_experiment_names_is_loaded_before_anything_starts(tmp_path: Pat
     assert not (tmp_path / "wrong").exists()
 
 
+def test_rows_that_nothing_scores_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Twice 21?", "answer": "42"}\n')
+    unscored = (
+        f"+agents.datasets.sums={{path: {tmp_path / 'rows.jsonl'}}}",
+        "scheduler.tags=[sums]",
+        "scheduler.eval_tags=[sums]",
+        "reward.rewards=[]",
+    )
+    result = run(command("train", *unscored, output_dir=tmp_path, exp_name="unscored"))
+    assert result.returncode == 2, result.stdout + result.stderr
+    said = " ".join(result.stderr.split())
+    assert "reward.rewards: nothing scores the rows of agents.datasets.sums" in said
+    assert "name a reward (a scorer, function, model or judge)" in said
+    assert "Traceback" not in result.stdout + result.stderr
+    assert not (tmp_path / "unscored").exists()
+
+
 def test_a_busy_port_is_named_with_its_key(tmp_path: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))

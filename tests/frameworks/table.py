@@ -82,6 +82,7 @@ class Framework:
     drops_text: bool = False  # it leaves out the text beside a tool call when it sends it back
     rewrites: str = ""  # how it sends its history in another form, which makes each call a row
     num_new_forks: int = 0  # forks where it rewrites
+    reward: float = 1.0  # that its player returns for the right answer, and so that of every row
 
     def num_rows(self, rich: bool) -> int:
         """Rows of an episode; `rich`: of replies with text beside tool calls."""
@@ -150,8 +151,8 @@ def page_table(folder: Path) -> str:
     versions = dict(re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?==(\S+)$", listed, re.MULTILINE))
     versions |= json.loads((folder / "vercel_ai" / "package.json").read_text())["dependencies"]
     lines = [
-        "| framework | version | calls | rows | forks | streamed | history |",
-        "|---|---|---|---|---|---|---|",
+        "| framework | version | calls | rows | reward of each row | forks | streamed | history |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for one in FRAMEWORKS:
         history = one.rewrites or (
@@ -164,6 +165,7 @@ def page_table(folder: Path) -> str:
             versions[one.package],
             str(one.num_calls),
             ", ".join(map(str, rows)),
+            str(one.reward),
             ", ".join(map(str, forks)),
             "yes" if one.streams else "no",
             history,

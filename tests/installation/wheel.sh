@@ -26,7 +26,9 @@ install torch
 install "$wheel[all]"
 expect "tailrace 0.1.0" env/bin/tailrace --version
 expect "tailrace 0.1.0" env/bin/python -m tailrace --version
-expect "1.0 1.0" env/bin/python -c 'from tailrace.scorers import f1, math; print(math("It is 1/2.", "0.5"), f1("Paris", "paris"))'
+expect "1.0 1.0 1.0 1.0 1.0 1.0 1.0" env/bin/python -c 'from tailrace.scorers import aime, em, f1, gsm8k, json_schema, math, mcq
+print(math("It is 1/2.", "0.5"), gsm8k("#### 7", "7"), aime("It is 7.", "7"), mcq("Answer: B", "B"), f1("Paris", "paris"), em("Paris", "paris"),
+    json_schema("[1]", None, {"json_schema": {"type": "array"}}))'
 expect "frozen_lake" env/bin/tailrace init
 expect "tailrace train frozen_lake" env/bin/tailrace init frozen_lake
 for example in tools tool_worker_js notebooks; do

@@ -119,6 +119,17 @@ class Seen:
         return "or set learner.zero_variance_groups: redraw"
 
     @property
+    def remedy_of_failures(self) -> str:
+        """Setting or log to look at, by the newest failure."""
+        if self.newest_failure.startswith("reward:"):
+            return "a slow reward needs a longer reward.rewards.*.timeout_s; see also reward*.log"
+        if self.newest_failure.startswith("generation "):
+            return (
+                "see inference*.log; agents.max_generation_attempts is how long a call is tried again"
+            )
+        return "see agents*.log"
+
+    @property
     def metric_names(self) -> Iterable[str]:
         """Metrics of the newest step."""
         return self._steps[-1].keys() if self._steps else ()
@@ -227,7 +238,8 @@ HINTS = (
         lambda seen: seen.is_failed.mean,
         0.1,
         0.02,
-        "{value:.0%} of the episodes fail outside of the model; the newest: {seen.newest_failure}",
+        "{value:.0%} of the episodes fail outside of the model: {seen.remedy_of_failures}; the newest: "
+        "{seen.newest_failure}",
     ),
     Hint(
         "no_tool_calls",
@@ -294,7 +306,8 @@ HINTS = (
         0.3,
         0.15,
         "the correction masks {value:.0%} of the tokens: learner and engine differ much. Give both one "
-        "dtype, lower max_staleness, or look at learner.correction and learner.geometric_mask",
+        "dtype, lower max_staleness, or look at learner.behaviour_correction and "
+        "learner.geometric_mask",
     ),
     Hint(
         "stale_tokens",

@@ -2,8 +2,10 @@
 
 The groups of a solved task have equal rewards, as those of one that teaches nothing. A group is solved
 if all its valid episodes succeed: the task reported a success of 1, or it reports none and the reward
-is at least 1. A group that is not known counts as unsolved. Nine of ten are enough: a policy that
-always does the same fails at a few tasks.
+is at least 1. This is stricter than `Trajectory.success`, for which a reward above 0 is enough:
+episodes that all get 0.1, for the form of an answer, solve nothing, and their run is a failure. A group
+that is not known counts as unsolved. Nine of ten are enough: a policy that always does the same fails
+at a few tasks.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,8 @@
 """Players of Sokoban: demonstrations of legal moves, and baselines.
 
 The demonstrations teach to read the board and to answer with a direction word. Their moves are
-uniformly random among the steps and pushes that are possible.
+uniformly random among the steps and pushes that are possible, but for 5% (`random_moves`), which are
+any word.
 """
 
 from collections.abc import Sequence

@@ -137,7 +137,10 @@ def test_asynchrony_must_be_faster_and_cost_no_success() -> None:
     assert missed(slower) == [ratio]
     results = Results("learning", [])
     judge(results, [replace(one, others=0.5) for one in slower])  # other work ran beside them
-    assert ratio not in [target.what for target in results.targets]
+    assert not any(target.what.startswith(ratio) for target in results.targets)
+    results = Results("learning", [])
+    judge(results, [replace(one, others=0.5 * (one.seed == 2)) for one in GOOD])
+    assert f"{ratio}, of seed 1 alone" in [target.what for target in results.targets]
     on_a_slow_day = [
         replace(one, training_s=3 * one.training_s) if one.seed == 2 else one for one in slower
     ]
@@ -169,6 +172,16 @@ def test_a_page_says_both_curves_and_the_simple_players(
         picture = (tmp_path / "results" / f"{recipe.name}.svg").read_text(encoding="utf-8")
         assert "seed 1, greedy" in picture
         assert "avoid the next hole" in picture
+
+
+def test_a_page_says_which_commits_were_dirty_and_which_times_are_not_known() -> None:
+    dirty = replace(made_up("lake_grpo"), commit=f"{'0a1b' * 10}-dirty")
+    late = replace(made_up("lake_ppo", took_s=700.0), commit="0a1b" * 10, others=0.6)
+    text = page.text([dirty, late, made_up("webshop_gigpo", took_s=700.0)], [])
+    assert "| 100 | 0a1b0a1b-dirty |" in text
+    assert "| <= 700 | 0a1b0a1b |" in text
+    assert "would take more than 600 s alone: `lake_ppo` 1 (<= 700, 60%). The goals" in text
+    assert "It is not known" not in page.text([dirty], [])
 
 
 def test_the_file_and_the_page_say_what_the_rows_say() -> None:

@@ -107,6 +107,22 @@ def test_a_hint_is_raised_once_by_its_cause_and_goes_with_it(name: str) -> None:
     assert world.board.texts == ()
 
 
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("env.step raised OSError: gone", "agents*.log"),
+        ("reward: 'judge' took longer than 10 s", "reward.rewards.*.timeout_s"),
+        ("generation c1 failed 10 times; at last: no server", "agents.max_generation_attempts"),
+    ],
+)
+def test_failing_episodes_name_what_to_look_at(reason: str, remedy: str) -> None:
+    world = World()
+    world.episodes(outcome=Outcome.INFRA_FAILURE, reason=reason)
+    (text,) = world.board.texts
+    assert remedy in text
+    assert text.endswith(reason)
+
+
 def test_a_hint_does_not_flap_between_its_two_bounds() -> None:
     world = World()
     world.steps(num_groups=20.0, num_groups_zero_variance=19.0)

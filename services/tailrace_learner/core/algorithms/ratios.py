@@ -14,6 +14,12 @@ below e^-20 is possible, and as good as 0. Beyond the bound
 - a sum or mean of log-ratios (of a row, of a turn) takes -20 for a ratio below the bound: a product is
   near 0 if one factor is. It leaves a token above the bound out, whose ratio is not known.
 
+Losses with a ratio of a row or turn (`gspo`, `segment`, `gmpo`, `topr`, `kimi15`),
+`correction_level: sequence` and `geometric_mask` couple the tokens of a row by design: there a token
+that is far out may change the gradients of its own row, never those of other rows. `m2po` picks tokens
+by a mean over the mini-batch, of which such a token is no part: so another token near the threshold,
+also one of another row, may be left out or stay.
+
 A log-probability that is not finite has no ratio: its token is not trained (`num_nonfinite_tokens`).
 Tokens beyond the bound are counted once per step (`num_clamped_tokens`).
 """

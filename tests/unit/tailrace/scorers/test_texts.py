@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from referencing.exceptions import Unresolvable
 
+from tailrace import scorers
 from tailrace.scorers import (
     NoTruthError,
     UnknownSourceError,
@@ -28,6 +29,12 @@ from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
 
 CHOICES = {"choices": ["Berlin", "Paris", "Rome", "Oslo"]}
+
+
+def test_scorers_that_are_functions_can_be_imported_by_their_names() -> None:
+    functions = {name: spec.function for name, spec in SCORERS.items() if spec.function}
+    assert {name: getattr(scorers, name) for name in functions} == functions
+    assert SCORERS.keys() - functions.keys() == {"code", "judge"}  # as docs/scorers.md says
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from tailrace.config import ConfigError
 from tailrace.model_probe import SHORT, shortened, special_lengths, stirred
 from tailrace_learner.adapters.hf_model import prepared
 from tailrace_learner.config import LearnerConfig, ModelArgs
+from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.cpu.fast_attention import is_fast_attention
 from tailrace_learner.core.model.forward_path import path_of
 from tailrace_learner.core.model.policy import PolicyModel
@@ -92,6 +94,17 @@ def test_checkpointed_layers_on_the_row_path_give_the_same_gradients() -> None:
     model = prepared(moved_model("gpt_oss"), config(disable_gradient_checkpointing=False))
     assert path_of(model).name == "rows"
     check_learner(model, moved_model("gpt_oss"))
+
+
+def test_a_pass_leaves_no_single_layer_in_training_mode() -> None:
+    """Such as one that was put in later: its dropout would draw, its router would add noise."""
+    model = prepared(moved_model("qwen3"), config(disable_gradient_checkpointing=False))
+    late = model.model.layers[1].mlp
+    late.act_fn = nn.Sequential(late.act_fn, nn.Dropout(0.5))  # as made: in training mode
+    policy, batch = PolicyModel(model, CPU, 1.0, 64), pack(rows(), CPU)
+    assert torch.equal(policy.forward(batch)[0], policy.forward(batch)[0])
+    assert not late.act_fn.training
+    assert model.model.layers[1].training  # it is computed again in the backward pass
 
 
 def test_the_check_leaves_weights_and_lengths_as_they_were() -> None:
