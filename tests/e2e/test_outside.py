@@ -1,4 +1,4 @@
-"""`tailrace train examples/calculator`, played by its own agents, and by outside agents that are killed.
+"""`tailrace train examples/calculator`, played by its own agents and by outside agents that are killed.
 
 Half of the demonstrations of the warm start are right here, and 12 steps show whether a run learns; the
 example itself starts with the format alone and takes 200.
