@@ -3,8 +3,8 @@ PYTHON ?= python3
 SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-# Compiles what is installed, on all cores; pip takes one. Some packages hold files for other Pythons.
-COMPILE := $(BIN)/python -m compileall -qq -j 0 .venv/lib || true
+# Compiles what a run imports; to compile all that is installed takes longer than the installation.
+COMPILE := $(BIN)/python -c 'import tailrace_cli.__main__, tailrace_learner.__main__, tailrace_inference.adapters.engines'
 
 .PHONY: fuzz pictures test-wheel-versions test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-long-prompts bench-tools bench-learner bench-weights bench-calibration bench-sandbox bench-scheduler bench-recovery bench-observe bench-traces bench-gpu test-gpu test-sandbox-container clean test-trackers test-s3 test-engines test-vllm test-sglang test-hf test-wheel test-chart images test-images docs-site test-notebooks
 
@@ -204,7 +204,6 @@ test-sandbox-container: .venv/ready-dev
 
 .venv/ready-dev: .venv/ready
 	$(INSTALL) -e '.[all,dev]'
-	$(COMPILE)
 	touch $@
 
 .venv/ready-bench: .venv/ready-dev

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from tests.audit import build_ledger, check_ledger
 from tests.e2e.runs import command, run
+from tests.integration.reward.test_reward_model import save
 
 ADAPTERS = (
     "learner.lora={r: 4, alpha: 8, target_modules: [q_proj, v_proj, down_proj]}",
@@ -31,9 +33,8 @@ def rows(run_dir: Path) -> list[dict[str, float | None]]:
 @pytest.mark.timeout(600)
 def test_engines_sample_from_the_weights_that_the_learner_trains(tmp_path: Path) -> None:
     """Trains on two ranks, and goes on with one."""
-    begun = run(command("train", "max_steps=0", output_dir=tmp_path, exp_name="base"), timeout_s=200)
-    assert begun.returncode == 0, begun.stdout + begun.stderr
-    base = [f"pretrain={tmp_path}/base/checkpoints/step_0", *WITHOUT_SCRATCH, *ADAPTERS]
+    sizes = {"max_position_embeddings": 256, "initializer_range": 0.05}
+    base = [f"pretrain={save(tmp_path, AutoModelForCausalLM, **sizes)}", *WITHOUT_SCRATCH, *ADAPTERS]
     settings = [*base, "learner.strategy_args.num_ranks=2", "max_steps=4"]
     first = run(trained(*settings, output_dir=tmp_path), timeout_s=250)
     assert first.returncode == 0, first.stdout + first.stderr

@@ -20,7 +20,7 @@ from tailrace_protos.episode import EpisodeTask, Outcome
 from tests.integration.scheduler.fakes import FakeAgents, FakeRun, FakeServer, made_trajectory
 from tests.world.consumer import consume
 
-PLAYED, GROUP_SIZE, REPLACED, WAITING = 10_000, 16, 5_000, (10_000, 50_000, 100_000)
+PLAYED, GROUP_SIZE, REPLACED, WAITING = 10_000, 16, 5_000, (10_000, 100_000)
 
 
 class FakeLargeServer(FakeServer):
