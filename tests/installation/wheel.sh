@@ -39,7 +39,8 @@ env/bin/tailrace init calculator >/dev/null
 page=$(grep -o '([^)]*/docs/results.md)' calculator/README.md | head -n 1 | tr -d '()')
 expect "# " head -n 1 "$page"
 expect "report.html" env/bin/tailrace train frozen_lake max_steps=2 eval_steps=2 save_steps=2 \
-    learner.warm_start.num_steps=20 scheduler.eval_groups=16 scheduler.eval_interim_groups=8 agents.custom_envs.frozen_lake.env_config.invalid_action_penalty=0.1 # rewards differ
+    learner.warm_start.num_steps=20 scheduler.eval_groups=16 scheduler.eval_interim_groups=8 \
+    agents.custom_envs.frozen_lake.env_config.invalid_action_penalty=0.1 # rewards differ
 expect "step_2" ls runs/frozen_lake/checkpoints
 expect "finished" env/bin/tailrace status frozen_lake
 rm runs/frozen_lake/report.html
