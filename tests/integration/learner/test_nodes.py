@@ -173,7 +173,7 @@ async def test_a_stop_saves_the_step_that_both_nodes_have_reached(learner_run: L
         run.processes[stopped].running.send_signal(signal.SIGTERM)
         (other,) = set(NODES) - {stopped}
         assert [run.ended(name, ENDS_WITHIN_S) for name in (stopped, other)] == [0, 1]
-        (begin,) = [
+        *_, begin = [
             line for line in run.log_of(other).splitlines() if "waits for the other nodes" in line
         ]
         assert (json.loads(begin)["run"], json.loads(begin)["service"]) == (run.name, "learner")
