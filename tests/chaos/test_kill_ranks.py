@@ -100,13 +100,11 @@ def test_a_run_survives_the_death_of_a_rank_and_of_a_half_written_checkpoint(tmp
         wait_for_steps(process, run_dir, 4, deadline)
         kill_rank(process, "1", deadline)
         wait_for_steps(process, run_dir, num_finished(run_dir) + 2, deadline)
-        kill_rank(process, "0", deadline)
-        wait_for_steps(process, run_dir, num_finished(run_dir) + 2, deadline)
         torn = kill_in_a_write(process, run_dir, deadline)
         wait_for_steps(process, run_dir, num_finished(run_dir) + 4, deadline)
         assert not torn.exists(), "the next learner sweeps what was half written"
     logs = (run_dir / "logs" / "learner.log").read_text()
-    assert logs.count('"rank joined"') >= 2 * 4
+    assert logs.count('"rank joined"') >= 2 * 3
     max_steps = newest_step(run_dir) + STEPS_AFTER_RESUME
     with running(tmp_path, f"max_steps={max_steps}", "resume_from_checkpoint=true") as process:
         process.wait(timeout=max(1.0, deadline - time.monotonic()))
