@@ -34,9 +34,8 @@ SMALL = (
     "learner.save_trajectories=true",
     "inference.emission_log=true",
     "learner.zero_variance_groups=count",
-    "learner.warm_start.num_steps=400",
-    "+learner.warm_start.options.skill=0.5",
 )
+WARM_START = ("learner.warm_start.num_steps=400", "+learner.warm_start.options.skill=0.5")
 GAIN = 0.15  # of the success of sampled answers
 NOISE = 0.15  # two standard errors of a difference, for 64 questions, are 0.16; both gain 0.25 to 0.35
 
@@ -45,7 +44,8 @@ NOISE = 0.15  # two standard errors of a difference, for 64 questions, are 0.16;
 def inside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run directory of a training whose episodes the cluster's own agents play."""
     folder = tmp_path_factory.mktemp("inside")
-    result = run([TAILRACE, "train", str(EXAMPLE), *SMALL, f"output_dir={folder}"], DEADLINE_S)
+    settings = (*SMALL, *WARM_START, f"output_dir={folder}")
+    result = run([TAILRACE, "train", str(EXAMPLE), *settings], DEADLINE_S)
     assert result.returncode == 0, result.stdout + result.stderr
     return folder / "calculator"
 
@@ -73,7 +73,8 @@ def test_outside_agents_train_as_the_workflow_does_although_they_and_the_service
         "js": [shutil.which("node") or "true", str(EXAMPLE / "agent.mjs"), url, "agent-1", "8"],
     }
     argv = [TAILRACE, "train", str(EXAMPLE / "outside.yaml"), *SMALL, "agents.workflow.lease_s=5"]
-    argv += [f"output_dir={tmp_path}", f"gateway.port={port}"]
+    argv += [f"pretrain={inside}/checkpoints/step_0", "learner.from_scratch=null"]  # the same start
+    argv += ["learner.warm_start=null", f"output_dir={tmp_path}", f"gateway.port={port}"]
     with (
         _started(argv, env) as train,
         _started(agents["js"], env),
