@@ -9,6 +9,8 @@ import pytest
 
 from tests.e2e.runs import EXPERIMENT, TAILRACE, command, run
 
+SOON_S = 60.0  # to end a run in which nothing can succeed
+
 
 @pytest.mark.parametrize(
     ("override", "expected"),
@@ -61,7 +63,7 @@ def test_what_an_experiment_names_is_loaded_before_anything_starts(tmp_path: Pat
         "inference.max_model_len=0",
         "agents.max_episode_tokens=300",
     )
-    result = run(command("train", *wrong, output_dir=tmp_path, exp_name="wrong"))
+    result = run(command("train", *wrong, output_dir=tmp_path, exp_name="wrong"), SOON_S)
     assert result.returncode == 2, result.stdout + result.stderr
     assert "3 problems:" in result.stderr
     assert "agents.custom_envs.frozen_lake: " in result.stderr
@@ -80,7 +82,7 @@ def test_rows_that_nothing_scores_are_refused_before_anything_starts(tmp_path: P
         "scheduler.eval_tags=[sums]",
         "reward.rewards=[]",
     )
-    result = run(command("train", *unscored, output_dir=tmp_path, exp_name="unscored"))
+    result = run(command("train", *unscored, output_dir=tmp_path, exp_name="unscored"), SOON_S)
     assert result.returncode == 2, result.stdout + result.stderr
     said = " ".join(result.stderr.split())
     assert "reward.rewards: nothing scores the rows of agents.datasets.sums" in said
