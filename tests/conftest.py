@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -25,6 +26,18 @@ settings.register_profile("same", derandomize=True)  # the same examples in each
 settings.register_profile("new", print_blob=True)  # HYPOTHESIS_PROFILE=new draws others
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 ESCAPE_ATTEMPT = ("escape_attempt", True)  # a property of tests that ask the sandbox for a way out
+
+
+def pytest_configure() -> None:
+    """Collects no garbage while thousands of modules and tests are read: none of that is garbage."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Begins to collect what the tests leave, without ever looking through what was read."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
