@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from vllm import _custom_ops
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
@@ -124,4 +125,15 @@ def _tensors(path: str) -> Iterator[tuple[str, Tensor]]:
             yield name, file.get_tensor(name)
 
 
+def leave_weights_alone() -> None:
+    """Has torch compute linear layers on a CPU without AVX-512, before vLLM loads a model.
+
+    There vLLM's oneDNN reads weights where they lay, after vLLM gave up their memory: once others came
+    (an update), small batches computed with whatever lay there.
+    """
+    if not torch.cpu._is_avx512_supported():
+        _custom_ops._supports_onednn = False
+
+
 end_with_server()
+leave_weights_alone()
