@@ -3,7 +3,7 @@ PYTHON ?= python3
 SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-# Compiles what a run imports; to compile all that is installed takes longer than the installation.
+# Compiles what a run imports; to compile all that is installed takes about as long as to install it.
 COMPILE := $(BIN)/python -c 'import tailrace_cli.__main__, tailrace_learner.__main__, tailrace_inference.adapters.engines'
 
 .PHONY: fuzz pictures test-wheel-versions test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-long-prompts bench-tools bench-learner bench-weights bench-calibration bench-sandbox bench-scheduler bench-recovery bench-observe bench-traces bench-gpu test-gpu test-sandbox-container clean test-trackers test-s3 test-engines test-vllm test-sglang test-hf test-wheel test-chart images test-images docs-site test-notebooks

@@ -1,4 +1,4 @@
-"""Half of the steps of `make demo`: the model learns what is promised, within the promised memory.
+"""Half of the steps of `make demo`: the model is well on the way, within the promised memory.
 
 `make bench-demo` measures and judges whole demos with several seeds, and times.
 """

@@ -128,8 +128,8 @@ def _tensors(path: str) -> Iterator[tuple[str, Tensor]]:
 def leave_weights_alone() -> None:
     """Has torch compute linear layers on a CPU without AVX-512, before vLLM loads a model.
 
-    There vLLM's oneDNN reads weights where they lay, after vLLM gave up their memory: once others came
-    (an update), small batches computed with whatever lay there.
+    There vLLM with drafts computed small batches wrongly after an update: its oneDNN packs nothing, and
+    seems to read weights whose memory vLLM gave up. The contract's tests of updates see it.
     """
     if not torch.cpu._is_avx512_supported():
         _custom_ops._supports_onednn = False
