@@ -19,7 +19,7 @@ from tailrace_protos.chat import ChatMessage, ToolSchema
 from tests.unit.tailrace.chat.families import FAMILIES, QWEN, Family, renderer, tokenizer
 
 NUM_CHARS, MANY_CHARS = 60_000, 600_000
-HANG_S = 4.0
+HANG_S = 20.0
 TOOLS = (ToolSchema("f", "", {"type": "object", "properties": {"x": {"type": ["integer", "object"]}}}),)
 MARKS = {
     "deepseek": ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n", "\n```", "```"),

@@ -14,7 +14,7 @@ from tailrace_envs.published.spaces_text import action_reader
 from tailrace_envs.webshop.environment import read_action
 
 NUM_CHARS = 50_000
-HANG_S = 4.0
+HANG_S = 20.0
 PIECES = (
     *("<answer>", "</answer>", "```", "```json\n", "```a", "\\boxed{", "answer is ", "####", "$", "1"),
     *("1,", "1.", "-1e", "search[", "click [", "[", "]", "a", " ", "\n", "A)", "option ", "or B"),
