@@ -319,7 +319,8 @@ def run(args: Args) -> int:
         ready_host(config)
         if rank is None:
             configure(service=SERVICE, run=args.run.exp_name, instance_id=args.instance_id)
-            return run_ranks(config.strategy_args, config.drain_s, "tailrace_learner", sys.argv[1:])
+            argv = ["tailrace_learner", *sys.argv[1:]]
+            return run_ranks(config.strategy_args, config.drain_s, "tailrace.runtime", argv)
     if rank:
         return join_ranks(args.run, config, args.instance_id)
     return serve(build, args)

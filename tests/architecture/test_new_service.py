@@ -78,7 +78,7 @@ made = decode({"exp_name": "a", "scheduler": {"tags": ["a"]}, "echo": {"num_repe
 site = Site(Path("x.yaml"), Path("."), ServerAddresses("", "", {}), 1)
 specs = {spec.name: spec for spec in service_specs(made.cluster, 0, site)}
 print(made.echo.num_repeats, "num_repeats: 3" in made.to_yaml())
-print(specs["echo"].argv[1:3], "echo" in SERVICE_USERS, "echo" in READERS_OF_RUN["exp_name"])
+print(specs["echo"].argv[2:4], "echo" in SERVICE_USERS, "echo" in READERS_OF_RUN["exp_name"])
 print(nats_permissions("echo", "r")["subscribe"]["allow"])
 """
 
@@ -123,7 +123,7 @@ def test_a_new_service_is_its_folder_and_at_most_six_lines_elsewhere(tree: Path)
     assert sum(map(len, REGISTRATION.values())) <= 6
     section, process, subscriptions = run_in(tree, sys.executable, "-c", PROGRAM).splitlines()
     assert section == "3 True"
-    assert process == "['-m', 'tailrace_echo'] True True"
+    assert process == "['tailrace.runtime', 'tailrace_echo'] True True"
     assert "'r.echo.>'" in subscriptions
 
 

@@ -51,6 +51,7 @@ class ServiceProcess:
             *self.prefix,
             sys.executable,
             "-m",
+            "tailrace.runtime",
             f"tailrace_{self.service}",
             "--config",
             str(self.config),

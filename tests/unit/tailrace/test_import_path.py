@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,3 +42,16 @@ def test_a_module_that_raises_is_the_users_to_mend(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="half done"):
         load_object("half_done:f", "agents.x")
+
+
+@pytest.mark.parametrize("ending", ["", "raise RuntimeError\n"])
+def test_garbage_is_collected_again_after_an_import(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"imported_{len(ending)}"
+    text = f"import gc, sys\nsys.collected = gc.isenabled()\ndef make(): ...\n{ending}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with contextlib.suppress(ConfigError):
+        load_object(f"{name}:make", "agents.x")
+    assert (sys.collected, gc.isenabled()) == (False, True)  # type: ignore[attr-defined]
