@@ -12,9 +12,10 @@ demo: .venv/ready $(if $(filter vllm sglang,$(ENGINE)),.venv-$(ENGINE)/ready)
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) \
 		$(if $(ENGINE),inference.engine=$(ENGINE)) --overwrite
 
-# Two at a time, for two cores; the tests of a file stay together, for what they share.
+# Three at a time, for two cores: they wait for a third of their time. The tests of a file stay together, for
+# what they share.
 test: .venv/ready-dev
-	$(BIN)/pytest tests --ignore tests/frameworks --ignore tests/chart --ignore tests/notebooks -m "not heavy and not models" -n 2 --dist loadfile
+	$(BIN)/pytest tests --ignore tests/frameworks --ignore tests/chart --ignore tests/notebooks -m "not heavy and not models" -n 3 --dist loadfile
 
 # What needs a CUDA device, and the engine's contract and a run that takes turns on it.
 test-gpu: .venv/ready-dev

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from tailrace.start import no_garbage_collection
+
 
 class Listed(NamedTuple):
     """Place of a command, `module:name` below `tailrace_cli.commands`, and the line about it."""
@@ -104,7 +106,8 @@ class CommandTable(TyperGroup):
 def load_command(name: str) -> Any:
     """Import a command, or a group of them, with its options."""
     module, _, attribute = COMMANDS[name].place.partition(":")
-    found = getattr(importlib.import_module(f"tailrace_cli.commands.{module}"), attribute)
+    with no_garbage_collection():
+        found = getattr(importlib.import_module(f"tailrace_cli.commands.{module}"), attribute)
     one = typer.Typer()
     if isinstance(found, typer.Typer):
         one.add_typer(found, name=name)

@@ -320,7 +320,7 @@ def run(args: Args) -> int:
         if rank is None:
             configure(service=SERVICE, run=args.run.exp_name, instance_id=args.instance_id)
             argv = ["tailrace_learner", *sys.argv[1:]]
-            return run_ranks(config.strategy_args, config.drain_s, "tailrace.runtime", argv)
+            return run_ranks(config.strategy_args, config.drain_s, "tailrace.start", argv)
     if rank:
         return join_ranks(args.run, config, args.instance_id)
     return serve(build, args)

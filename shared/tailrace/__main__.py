@@ -10,6 +10,8 @@ import re
 import sys
 from importlib.metadata import PackageNotFoundError, requires
 
+from tailrace.start import no_garbage_collection
+
 _DISTRIBUTIONS = {
     "hydra": "hydra-core",
     "PIL": "pillow",
@@ -34,9 +36,9 @@ def extra_of(module: str) -> str | None:
 def main() -> None:
     """Run the command line; exit code 2 and one line where a package of an extra is missing."""
     try:
-        importlib.import_module(
-            "tailrace_cli.__main__"
-        ).main()  # by name: `tailrace` lies below the services
+        with no_garbage_collection():
+            cli = importlib.import_module("tailrace_cli.__main__")  # by name: it lies above `tailrace`
+        cli.main()
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         extra = extra_of(module)

@@ -4,7 +4,6 @@
 on `PYTHONPATH` and among the installed packages.
 """
 
-import gc
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Any
 from tailrace.config import ConfigError
 from tailrace.config.suggestions import closest
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.start import no_garbage_collection
 
 
 def load_object(import_path: str, key: str) -> Callable[..., Any]:
@@ -68,18 +68,6 @@ def importable_from(folder: Path) -> Iterator[None]:
     finally:
         for entry in added:
             sys.path.remove(entry)
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Imports in three quarters of the time: collections look at all modules and find nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _module(name: str, key: str) -> object:

@@ -123,7 +123,7 @@ def test_a_new_service_is_its_folder_and_at_most_six_lines_elsewhere(tree: Path)
     assert sum(map(len, REGISTRATION.values())) <= 6
     section, process, subscriptions = run_in(tree, sys.executable, "-c", PROGRAM).splitlines()
     assert section == "3 True"
-    assert process == "['tailrace.runtime', 'tailrace_echo'] True True"
+    assert process == "['tailrace.start', 'tailrace_echo'] True True"
     assert "'r.echo.>'" in subscriptions
 
 

@@ -51,7 +51,7 @@ class ServiceProcess:
             *self.prefix,
             sys.executable,
             "-m",
-            "tailrace.runtime",
+            "tailrace.start",
             f"tailrace_{self.service}",
             "--config",
             str(self.config),

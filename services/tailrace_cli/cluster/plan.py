@@ -105,7 +105,7 @@ def _service_spec(
 ) -> ProcessSpec:
     instance = f"{service}-{index}" if count > 1 else service
     python = config.inference_python if service == "inference" else ""
-    argv = [python or sys.executable, "-m", "tailrace.runtime", f"tailrace_{service}"]
+    argv = [python or sys.executable, "-m", "tailrace.start", f"tailrace_{service}"]
     argv += ["--config", str(site.config_path), "--instance-id", instance]
     env = service_environment(service, site, config)
     placement = given_gpus(config) if site.placement is None else site.placement

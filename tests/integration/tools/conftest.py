@@ -14,7 +14,7 @@ from tests.world.servers import ServerProcess
 from tests.world.serving import endpoints_of
 
 SHORT_DEADLINES = ToolDeadlines(
-    probe_s=0.1, absent_after_s=0.5, silent_after_s=2.0, lease_s=1.0, accept_s=3.0, nobody_s=1.0
+    probe_s=0.1, absent_after_s=1.5, silent_after_s=4.0, lease_s=3.0, accept_s=3.0, nobody_s=1.0
 )
 
 Serve = Callable[..., Awaitable[ToolWorker]]
