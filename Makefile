@@ -3,6 +3,8 @@ PYTHON ?= python3
 SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# Some images forbid Python to keep what it compiled: then each start of a process compiles torch again.
+export PYTHONDONTWRITEBYTECODE :=
 # Compiles what a run imports; to compile all that is installed takes about as long as to install it.
 COMPILE := $(BIN)/python -c 'import tailrace_cli.__main__, tailrace_learner.__main__, tailrace_inference.adapters.engines'
 
@@ -12,10 +14,9 @@ demo: .venv/ready $(if $(filter vllm sglang,$(ENGINE)),.venv-$(ENGINE)/ready)
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) \
 		$(if $(ENGINE),inference.engine=$(ENGINE)) --overwrite
 
-# Three at a time, for two cores: they wait for a third of their time. The tests of a file stay together, for
-# what they share.
+# Two at a time, for two cores; the tests of a file stay together, for what they share.
 test: .venv/ready-dev
-	$(BIN)/pytest tests --ignore tests/frameworks --ignore tests/chart --ignore tests/notebooks -m "not heavy and not models" -n 3 --dist loadfile
+	$(BIN)/pytest tests --ignore tests/frameworks --ignore tests/chart --ignore tests/notebooks -m "not heavy and not models" -n 2 --dist loadfile
 
 # What needs a CUDA device, and the engine's contract and a run that takes turns on it.
 test-gpu: .venv/ready-dev
