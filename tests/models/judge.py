@@ -18,7 +18,7 @@ from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.attention import UnsupportedModelError
 from tailrace_inference.engine.engine import TorchEngine
 from tailrace_learner.adapters import hf_model, lora
-from tailrace_learner.config import LearnerConfig, LoraArgs
+from tailrace_learner.config import LearnerConfig, LoraArgs, ModelArgs
 from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.batch.rows import TrainingRow, demonstration_row
 from tailrace_learner.core.model.policy import PolicyModel
@@ -27,6 +27,7 @@ from tests.unit.tailrace_inference.harness import Client
 
 CPU = torch.device("cpu")
 CONFIG = LearnerConfig(device="cpu")
+UNPACKED = LearnerConfig(device="cpu", model_args=ModelArgs(forward="rows"))
 TOLERANCE = 2e-3  # of a log-probability; relative, of a gradient
 _PATHS = {"shared": "yes, shared prefixes", "packed": "yes, packed", "rows": "one row at a time"}
 _FORWARDS = {"llama": "yes", "generic": "yes"}
@@ -136,7 +137,7 @@ def lora_verdict(name: str) -> str:
     """The path of rows with adapters in all linear layers, equal to a model with merged weights."""
     model, plain = moved_model(name), moved_model(name)
     try:
-        hf_model.prepared(model, CONFIG)
+        hf_model.prepared(model, UNPACKED)  # the path is picked below, with adapters
         lora.add_adapters(model, LoraArgs(r=2, target_modules=("all-linear",)), seed=0)
         generator = torch.Generator().manual_seed(5)
         for layer in lora.adapted_layers(model):
