@@ -10,7 +10,7 @@ from tailrace.config import ConfigError
 from tailrace.cpu_limit import cpu_limit
 from tailrace_cli.importing.source import read_source
 
-NUM_CHARS = 3_000  # Hydra's grammar needs half a second for the slowest of these
+NUM_CHARS = 1_500  # Hydra's grammar needs a quarter of a second for the slowest of these
 HANG_S = 20.0  # of the processor; what does not end needs far more
 PIECES = (
     *("a=", "a.", "a.a=1 ", "+", "++a", "~a", "~", "${", "${a}", "$(", "`", "[", "]", "{", "}", "{a:"),
