@@ -8,7 +8,6 @@ from types import FrameType
 
 MAX_CPU_S = 2.0
 _AGAIN_S = 0.5  # where a destructor swallows the error
-_ENDS_LIMITS = (__file__, contextlib.__file__)  # raised in here, the error would leave the timer on
 
 
 class TooSlowError(BaseException):
@@ -33,3 +32,7 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 def _give_up(number: int, frame: FrameType | None) -> None:
     if frame is None or frame.f_code.co_filename not in _ENDS_LIMITS:
         raise TooSlowError
+
+
+# Raised in here, the error would leave the timer on. As the code names it: `__file__` may be a .pyc.
+_ENDS_LIMITS = {each.__code__.co_filename for each in (_give_up, contextlib.contextmanager)}

@@ -57,8 +57,8 @@ def map_pools(size: int, p: float) -> MapPools:
                 held_out.add(key)
         if len(held_out) >= POOL_SIZE:
             break
-    near = _surroundings(np.array([drawn[key] for key in held_out], bool).reshape(-1, size, size))
-    named = dict(zip(drawn, _maps_of(np.array(list(drawn.values()))), strict=True))
+    near = _surroundings(_stacked([drawn[key] for key in held_out], size))
+    named = dict(zip(drawn, _maps_of(_stacked([*drawn.values()], size)), strict=True))
     return MapPools(
         train=tuple(sorted((named[key] for key in drawn if key not in near), key=_digest)),
         held_out=tuple(named[key] for key in drawn if key in held_out),
@@ -120,6 +120,11 @@ def _has_path(ice: NDArray[np.bool_]) -> NDArray[np.bool_]:
         near[:, :, :-1] |= reached[:, :, 1:]
         reached, near = near & ice, reached
     return np.asarray(reached[:, -1, -1])
+
+
+def _stacked(patterns: list[Holes], size: int) -> Holes:
+    """Patterns of one size, [n, size, size]; there may be none."""
+    return np.array(patterns, bool).reshape(-1, size, size)
 
 
 def _surroundings(patterns: Holes) -> set[bytes]:

@@ -12,7 +12,7 @@ from tailrace.config import ConfigError
 from tailrace_envs import FrozenLakeText, UnknownEnvTypeError, make_env
 from tailrace_envs.frozen_lake import INVALID_NOTE, RULES, TILE, parse_action
 from tailrace_envs.frozen_lake_expert import best_moves
-from tailrace_envs.frozen_lake_maps import holes_of, map_for_seed, map_pools
+from tailrace_envs.frozen_lake_maps import holes_of, map_for_seed, map_pools, maps_of
 
 
 def winning_replies(env: FrozenLakeText, seed: int) -> list[str]:
@@ -251,3 +251,8 @@ def test_settings_that_leave_a_split_empty_are_refused() -> None:
     empty = "held_out" if map_pools(4, 1.0).train else "train"
     with pytest.raises(ValueError, match=f"has no {empty} map"):
         make_env("frozen_lake", {"p": 1.0, "split": empty})
+
+
+def test_ice_that_no_path_crosses_makes_no_maps() -> None:
+    with pytest.raises(ValueError, match=r"has no train map \(0 distinct maps in all\)"):
+        maps_of(4, 1e-9, "train")
