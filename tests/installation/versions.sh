@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # versions.sh VERSION...: the wheel's test with an interpreter of each version; one that is not here is skipped,
-# but not all of them.
+# but not all of them. pip installs for the first, uv for the others: it unpacks what these share once.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 interpreter() { # interpreter VERSION: its path, from PATH, uv or pyenv
@@ -13,12 +13,13 @@ interpreter() { # interpreter VERSION: its path, from PATH, uv or pyenv
         fi
     done
 }
-num_tested=0
+num_tested=0 uv=
 for version in "$@"; do
     python=$(interpreter "$version")
     if [[ -n $python ]]; then
         echo "Python $version: $python"
-        "$here/wheel.sh" "$python"
+        "$here/wheel.sh" "$python" $uv
+        uv=$here/../../.venv/bin/uv
         num_tested=$((num_tested + 1))
     else
         echo "Python $version: skipped, no interpreter (looked for python$version, in uv and in pyenv)"

@@ -1,11 +1,16 @@
 #!/usr/bin/env bash
-# wheel.sh PYTHON: build the wheel and use it as a newcomer does, in an empty environment outside of the checkout.
+# wheel.sh PYTHON [UV]: build the wheel and use it as a newcomer does, in an empty environment outside of the
+# checkout. pip installs it, or the uv that is given.
 set -euo pipefail
-python=$1
+python=$1 uv=${2:-}
 source=$(cd "$(dirname "$0")/../.." && pwd)
 home=$(mktemp -d)
 trap 'rm -rf "$home"' EXIT
-install() { "$home/env/bin/pip" install --quiet --disable-pip-version-check --no-compile -c "$source/constraints.txt" "$@"; }
+install() {
+    local installer=("$home/env/bin/pip" install --disable-pip-version-check --no-compile)
+    [[ -z $uv ]] || installer=("$uv" pip install --python "$home/env/bin/python")
+    "${installer[@]}" --quiet -c "$source/constraints.txt" "$@"
+}
 expect() { # expect TEXT COMMAND...: the output holds the text
     local text=$1 output
     shift
