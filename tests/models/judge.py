@@ -18,7 +18,7 @@ from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.attention import UnsupportedModelError
 from tailrace_inference.engine.engine import TorchEngine
 from tailrace_learner.adapters import hf_model, lora
-from tailrace_learner.config import LearnerConfig, LoraArgs, ModelArgs
+from tailrace_learner.config import LearnerConfig, LoraArgs
 from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.batch.rows import TrainingRow, demonstration_row
 from tailrace_learner.core.model.policy import PolicyModel
@@ -27,7 +27,6 @@ from tests.unit.tailrace_inference.harness import Client
 
 CPU = torch.device("cpu")
 CONFIG = LearnerConfig(device="cpu")
-UNPACKED = LearnerConfig(device="cpu", model_args=ModelArgs(forward="rows"))
 TOLERANCE = 2e-3  # of a log-probability; relative, of a gradient
 _PATHS = {"shared": "yes, shared prefixes", "packed": "yes, packed", "rows": "one row at a time"}
 _FORWARDS = {"llama": "yes", "generic": "yes"}
@@ -122,22 +121,21 @@ def _path_words(policy_path: Any) -> str:
     return f"{words} below a special length, else one row at a time" if bound else words
 
 
-def learner_verdict(name: str) -> str:
-    """The path of rows, once it is seen to be right; or the refusal."""
+def learner_verdicts(name: str) -> tuple[str, str]:
+    """The path of rows, without and with adapters, once each is seen to be right; or the refusal."""
     model = moved_model(name)
     try:
         hf_model.prepared(model, CONFIG)
     except ConfigError as error:
-        return f"refused: {error}"
+        return f"refused: {error}", f"refused: {error}"
     check_learner(model, moved_model(name))
-    return _path_words(PolicyModel(model, CPU, 1.0, 64).path)
+    path = PolicyModel(model, CPU, 1.0, 64).path
+    return _path_words(path), lora_verdict(model, moved_model(name))
 
 
-def lora_verdict(name: str) -> str:
-    """The path of rows with adapters in all linear layers, equal to a model with merged weights."""
-    model, plain = moved_model(name), moved_model(name)
+def lora_verdict(model: Any, plain: Any) -> str:
+    """The path of rows with adapters in all linear layers, equal to `plain` with merged weights."""
     try:
-        hf_model.prepared(model, UNPACKED)  # the path is picked below, with adapters
         lora.add_adapters(model, LoraArgs(r=2, target_modules=("all-linear",)), seed=0)
         generator = torch.Generator().manual_seed(5)
         for layer in lora.adapted_layers(model):
@@ -190,4 +188,4 @@ def check_engine(engine: TorchEngine, plain: Any) -> None:
 
 def verdict(name: str) -> Verdict:
     """Verdict on an entry of the zoo."""
-    return Verdict(learner_verdict(name), lora_verdict(name), engine_verdict(name))
+    return Verdict(*learner_verdicts(name), engine_verdict(name))

@@ -1,7 +1,9 @@
 """Parts that engines of other packages share: the model's folder, and updates as files in memory."""
 
 import asyncio
+import atexit
 import contextlib
+import gc
 import fcntl
 import json
 import os
@@ -44,6 +46,7 @@ NUM_FILES = 2  # the version that is staged, and the one before
 def end_with_server() -> None:
     """Ends this process, one of an engine, once its server is gone; else it would wait for ever."""
     server = psutil.Process(int(os.environ[SERVER_PID]))
+    atexit.register(gc.freeze)  # else the end looks through all modules for garbage, for seconds
     threading.Thread(target=_end_with, args=(server,), daemon=True).start()
 
 

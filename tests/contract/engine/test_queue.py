@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
+import pytest_asyncio
 import torch
 
 from tailrace_protos.generation import FinishReason
 from tests.contract.engine.harness import ENGINE, MAX_LEN, TOLERANCE, Bench, all_ended
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 NUM_RUNNING = 4
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started() -> AsyncIterator[Bench]:
+    """An engine with little room, for several tests."""
+    async with await Bench.start(max_running=NUM_RUNNING, kv_cache_tokens=1024) as bench:
+        yield bench
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def small(started: Bench) -> Bench:
+    """The same, told of new weights: it has no keys of earlier tests."""
+    if not started.engine.features.releases_prefixes:
+        pytest.skip("this engine cannot be told")
+    await started.update()
+    return started
 
 
 async def test_an_update_with_a_queue_leaves_no_keys_of_old_weights_and_loses_no_call() -> None:
@@ -80,33 +101,30 @@ async def test_kept_keys_serve_later_turns_of_their_version_and_are_counted() ->
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-async def test_released_contexts_leave_before_older_ones_of_siblings(is_told: bool) -> None:
-    async with await Bench.start(max_running=NUM_RUNNING, kv_cache_tokens=1024) as bench:
-        if not bench.engine.features.releases_prefixes:
-            pytest.skip("this engine cannot be told")
-        shared = [n % 60 for n in range(64)]
-        older = await bench.one([*shared, 1, *range(35)], 93, episode="older")
-        await bench.one([*shared, 2, *range(35)], 93, episode="ended")
-        if is_told:
-            bench.engine.release_prefixes(["ended", "unknown"])
-        for number, num_prompt in enumerate((216, 216, 216, 120)):  # 800 tokens: more than are free,
-            await bench.one([number + 3] * num_prompt, 9)  # and less than with the ended context
-        again = await bench.one([*older.ids, 3], 10, episode="older")
-        assert (again.generation.num_cached_tokens > 180) is is_told
-        assert again.drift(bench.model).max() < TOLERANCE
+async def test_released_contexts_leave_before_older_ones_of_siblings(
+    small: Bench, is_told: bool
+) -> None:
+    shared = [n % 60 for n in range(64)]
+    ended = f"ended-{is_told}"
+    older = await small.one([*shared, 1, *range(35)], 93, episode="older")
+    await small.one([*shared, 2, *range(35)], 93, episode=ended)
+    if is_told:
+        small.engine.release_prefixes([ended, "unknown"])
+    for number, num_prompt in enumerate((216, 216, 216, 120)):  # 800 tokens: more than are free,
+        await small.one([number + 3] * num_prompt, 9)  # and less than with the ended context
+    again = await small.one([*older.ids, 3], 10, episode="older")
+    assert (again.generation.num_cached_tokens > 180) is is_told
+    assert again.drift(small.model).max() < TOLERANCE
 
 
-async def test_releases_touch_no_running_call_and_no_shared_prompt() -> None:
-    async with await Bench.start(max_running=NUM_RUNNING, kv_cache_tokens=1024) as bench:
-        if not bench.engine.features.releases_prefixes:
-            pytest.skip("this engine cannot be told")
-        shared = [n % 60 for n in range(64)]
-        running = bench.ask(shared, 180, episode="running")
-        await running.begun.wait()
-        sibling = await bench.one(shared, 10, episode="sibling")
-        bench.engine.release_prefixes(["sibling", "running"])
-        late = await bench.one(shared, 40, episode="late")
-        await all_ended([running])
-        for asked in (running, sibling, late):
-            assert asked.drift(bench.model).max() < TOLERANCE
-        assert late.generation.num_cached_tokens >= 32
+async def test_releases_touch_no_running_call_and_no_shared_prompt(small: Bench) -> None:
+    shared = [n % 60 for n in range(64)]
+    running = small.ask(shared, 180, episode="running")
+    await running.begun.wait()
+    sibling = await small.one(shared, 10, episode="sibling")
+    small.engine.release_prefixes(["sibling", "running"])
+    late = await small.one(shared, 40, episode="late")
+    await all_ended([running])
+    for asked in (running, sibling, late):
+        assert asked.drift(small.model).max() < TOLERANCE
+    assert late.generation.num_cached_tokens >= 32

@@ -18,7 +18,7 @@ from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.cpu.fast_attention import is_fast_attention
 from tailrace_learner.core.model.forward_path import path_of
 from tailrace_learner.core.model.policy import PolicyModel
-from tests.models.judge import CPU, check_learner, learner_verdict, lora_verdict, moved_model, rows
+from tests.models.judge import CPU, check_learner, learner_verdicts, moved_model, rows
 from tests.models.page import PAGE, lines_of
 from tests.models.zoo import configuration
 
@@ -34,23 +34,10 @@ def new_model(name: str, **keys: Any) -> Any:
     return AutoModelForCausalLM.from_config(made, attn_implementation="eager").eval()
 
 
-# Layers of one class that differ, sinks, state over rows, rope by the batch, dropout without a module.
-@pytest.mark.parametrize("name", ["smollm3", "gpt_oss", "lfm2", "llama:dynamic", "seed_oss"])
-def test_the_learner_does_what_the_page_says(name: str) -> None:
-    assert lines_of(PAGE.read_text())[name].split(" | ")[1] == learner_verdict(name)
-
-
-def test_adapters_reach_weights_that_are_kept_as_columns() -> None:
-    assert lora_verdict("gpt2") == "yes, shared prefixes"
-
-
-@pytest.mark.parametrize("name", ["llama4_text", "phimoe"])
-def test_routers_that_make_more_of_their_product_get_no_adapter(name: str) -> None:
-    assert not lora_verdict(name).startswith("refused")
-
-
-def test_a_linear_layer_with_a_forward_of_its_own_gets_an_adapter() -> None:
-    assert lora_verdict("falcon") == "one row at a time"
+def test_learner_and_adapters_do_what_the_page_says() -> None:
+    """Of one model; tests/models has them all."""
+    said = lines_of(PAGE.read_text())["smollm3"].split(" | ")
+    assert tuple(said[1:3]) == learner_verdicts("smollm3")
 
 
 def test_only_layers_that_rotate_get_the_fast_attention() -> None:
