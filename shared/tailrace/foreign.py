@@ -3,8 +3,10 @@
 Used as `with foreign_code("env.step"): ...`. Cancellation and process exits pass through.
 """
 
+import contextlib
 from types import TracebackType
 
+MAX_ERROR_CHARS = 20_000  # a reason goes into messages, logs and events
 _STEPS_SHOWN = 3
 
 
@@ -12,9 +14,24 @@ class ForeignCodeError(Exception):
     """User code (an environment, a reward, a tool) raised `error`, in the call named `where`."""
 
     def __init__(self, where: str, error: Exception) -> None:
-        super().__init__(f"{where} raised {type(error).__name__}: {error}")
+        super().__init__(f"{where} raised {told(error)}")
         self.where = where
         self.error = error
+
+
+def told(error: BaseException) -> str:
+    """Type and text of an error, as any message carries them; the text is the user's code."""
+    text = "(its text cannot be computed)"
+    with contextlib.suppress(Exception):
+        text = str(error)
+    if len(text) > MAX_ERROR_CHARS:
+        text = f"{text[:MAX_ERROR_CHARS]}... ({len(text)} characters)"
+    return f"{type(error).__name__}: {encodable(text)}"
+
+
+def encodable(text: str) -> str:
+    """The text without half surrogates, which JSON and msgpack cannot encode."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def place_of(error: BaseException) -> str:

@@ -3,8 +3,8 @@
 import asyncio
 import atexit
 import contextlib
-import gc
 import fcntl
+import gc
 import json
 import os
 import shutil

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.foreign import ForeignCodeError, foreign_code, place_of
+from tailrace.foreign import ForeignCodeError, foreign_code, place_of, told
 from tailrace.processes import ParentLink
 from tailrace.scorers.registry import SCORE_ADDRESS, prepare
 from tailrace_protos.reward import ScoreItem
@@ -90,7 +90,7 @@ def _answer(function: Function, call: ScoringCall, runner: asyncio.Runner) -> Re
             return Returned(float(value))
     except ForeignCodeError as error:
         place = "" if call.function == SCORE_ADDRESS else place_of(error.error)
-        return Returned(error=f"raised {type(error.error).__name__}: {error.error}{place}")
+        return Returned(error=f"raised {told(error.error)}{place}")
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
 

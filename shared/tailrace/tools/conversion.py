@@ -11,7 +11,7 @@ import msgspec
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from tailrace.foreign import ForeignCodeError
+from tailrace.foreign import ForeignCodeError, encodable, told
 from tailrace.sdk.env import NUMBER
 from tailrace.sdk.tool import (
     ArgumentsError,
@@ -108,7 +108,7 @@ def result_of(request: CallTool, spec: ToolSpec, value: Any) -> ToolResult:
     return ToolResult(
         request.call_id,
         request.name,
-        _encodable(output.content),
+        encodable(output.content),
         is_error=bool(output.is_error),
         error_kind=ToolErrorKind.REPORTED if output.is_error else ToolErrorKind.NONE,
         metrics=metrics,
@@ -122,9 +122,8 @@ def failure_of(request: CallTool, error: ForeignCodeError | ToolTimeoutError) ->
         return error_result(request, ToolErrorKind.TIMEOUT, text)
     cause = error.error
     if isinstance(cause, ToolUnavailableError):
-        return infra_result(request, f"{request.name} is not available: {cause}")
-    text = f"{request.name} raised {type(cause).__name__}: {cause}"
-    return error_result(request, ToolErrorKind.RAISED, _encodable(text))
+        return infra_result(request, f"{request.name} is not available: {encodable(str(cause))}")
+    return error_result(request, ToolErrorKind.RAISED, f"{request.name} raised {told(cause)}")
 
 
 def error_result(request: CallTool, kind: ToolErrorKind, reason: str) -> ToolResult:
@@ -167,8 +166,3 @@ def _metrics(output: ToolOutput) -> dict[str, float]:
         if not isinstance(name, str) or not isinstance(value, NUMBER) or not math.isfinite(value):
             raise ValueError(f"metrics must be finite numbers by name, found {name!r}: {value!r}")
     return {name: float(value) for name, value in output.metrics.items()}
-
-
-def _encodable(text: str) -> str:
-    """Removes half surrogates, which JSON and msgpack cannot encode."""
-    return text.encode("utf-8", "replace").decode()

@@ -11,9 +11,10 @@ import contextlib
 import queue
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
 from typing import Any
 
-from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.foreign import ForeignCodeError, foreign_code, told
 from tailrace.sdk.tool import FunctionTool
 from tailrace.tools import metrics
 
@@ -100,13 +101,11 @@ class _Job:
         value: Any = None
         error: ForeignCodeError | None = ended_thread
         try:
-            with foreign_code(self._where):
+            with _tool_code(self._where):
                 value = self._function()
             error = None
         except ForeignCodeError as raised:
             error = raised
-        except SystemExit as raised:
-            error = ForeignCodeError(self._where, RuntimeError(f"sys.exit({raised.code!r})"))
         finally:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
                 self._loop.call_soon_threadsafe(self._deliver, value, error)
@@ -180,8 +179,33 @@ class ToolRunner:
 
 
 async def _foreign(where: str, code: Callable[[], Awaitable[Any]]) -> Any:
+    with _tool_code(where):
+        return await code()
+
+
+class _tool_code(foreign_code):  # noqa: N801  used like a statement
+    """Turns also exits, cancellations and the like of a tool's own into `ForeignCodeError`."""
+
+    __slots__ = ()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        if isinstance(error, SystemExit):
+            raise ForeignCodeError(self._where, RuntimeError(f"sys.exit({error.code!r})")) from error
+        ours = isinstance(error, asyncio.CancelledError) and _is_abandoned()
+        if error is not None and not ours and not isinstance(error, KeyboardInterrupt | GeneratorExit):
+            raise ForeignCodeError(self._where, RuntimeError(told(error))) from error
+
+
+def _is_abandoned() -> bool:
+    """Tells whether the running task is cancelled; not so in a thread."""
     try:
-        with foreign_code(where):
-            return await code()
-    except SystemExit as error:
-        raise ForeignCodeError(where, RuntimeError(f"sys.exit({error.code!r})")) from error
+        task = asyncio.current_task()
+    except RuntimeError:
+        return False
+    return task is not None and task.cancelling() > 0

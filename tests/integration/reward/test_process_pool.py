@@ -36,6 +36,19 @@ async def raises_later(task, messages, metrics):
     await asyncio.sleep(0)
     raises(task, messages, metrics)
 
+def raises_half_a_character(task, messages, metrics):
+    raise LookupError("half \\ud800")
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+def raises_without_words(task, messages, metrics):
+    raise Unspeakable
+
+def raises_a_book(task, messages, metrics):
+    raise LookupError("long " * 1_000_000)
+
 def returns_text(task, messages, metrics):
     return "many"
 
@@ -105,6 +118,23 @@ async def test_exceptions_and_nonsense_are_failures_of_the_call_and_the_process_
                 await made.call(f"user_rewards:{name}", item(), 10)
         with pytest.raises(ComponentFailedError, match="ValueError"):
             await made.call("user_rewards:returns_text", item(), 10)
+        assert await made.call("user_rewards:sleeps", item(), 10) == pid
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("raises_half_a_character", r"LookupError: half \?"),
+        ("raises_without_words", r"Unspeakable: \(its text cannot be computed\)"),
+        ("raises_a_book", r"LookupError: (long )+\.\.\. \(5000000 characters\)"),
+    ],
+)
+async def test_an_error_is_told_whatever_its_text_is(name: str, reason: str) -> None:
+    async with pool(name, "sleeps") as made:
+        pid = await made.call("user_rewards:sleeps", item(), 10)
+        with pytest.raises(ComponentFailedError, match=reason) as caught:
+            await made.call(f"user_rewards:{name}", item(), 10)
+        assert len(str(caught.value)) < 30_000
         assert await made.call("user_rewards:sleeps", item(), 10) == pid
 
 

@@ -196,6 +196,36 @@ async def test_errors_of_the_tool_are_for_the_model_and_those_of_the_world_are_n
     assert outcomes["divide"].error_kind is ToolErrorKind.RAISED
 
 
+class Unusual(BaseException):
+    """As test frameworks and libraries of tasks raise it."""
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_whatever_a_tool_raises_is_answered_at_once(
+    client: ToolClient, serve: Serve, is_async: bool
+) -> None:
+    def fail(how: str) -> str:
+        """Raise something."""
+        raise {
+            "unusual": Unusual("half \ud800"),
+            "cancelled": asyncio.CancelledError("by a library"),
+            "exit": SystemExit("bye"),
+        }[how]
+
+    async def fail_later(how: str) -> str:
+        """Raise something."""
+        await asyncio.sleep(0)
+        return fail(how)
+
+    name = "fail_later" if is_async else "fail"
+    await serve(tool(fail_later if is_async else fail))
+    async with client.session("e", [name]) as tools:
+        for how in ("unusual", "cancelled", "exit"):
+            result = await tools.call(call(name, f'{{"how": "{how}"}}'))
+            assert result.error_kind is ToolErrorKind.RAISED, result
+            assert result.content.startswith(f"{name} raised RuntimeError: ")
+
+
 async def test_a_tool_that_the_row_does_not_name_is_refused_with_those_it_names(
     client: ToolClient, serve: Serve
 ) -> None:
