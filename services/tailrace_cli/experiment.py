@@ -67,12 +67,16 @@ class Experiment:
     folder: Path | None = field(default=None, compare=False)  # may hold modules of the user
     given: frozenset[str] = field(default=frozenset(), compare=False)  # dotted keys, not defaults
 
-    def to_yaml(self) -> str:
-        """The resolved experiment with every default written out; loading it gives the same."""
+    def content(self) -> dict[str, Any]:
+        """The resolved experiment as plain values, with every default; decoding them gives the same."""
         content: dict[str, Any] = msgspec.to_builtins(self.run)
         for section in SECTIONS:
             content[section] = msgspec.to_builtins(getattr(self, section))
-        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        return content
+
+    def to_yaml(self) -> str:
+        """The same as text."""
+        return yaml.safe_dump(self.content(), sort_keys=False, allow_unicode=True)
 
 
 SECTION_KINDS: dict[str, type[Config]] = {
@@ -210,7 +214,7 @@ def _decoded(content: dict[str, Any], source: str) -> Experiment:
 
 def with_values(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
     """The experiment with other values of dotted keys, checked as if they had been given."""
-    content = yaml.safe_load(experiment.to_yaml())
+    content = experiment.content()
     for key, value in values.items():
         set_at(content, key, value)
     decoded = decode(content, experiment.source)

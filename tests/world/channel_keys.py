@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple
 
 import zmq
-from prometheus_client import REGISTRY
 
 from tailrace.channel import Address, ClientChannelConfig
 from tests.world.run import RunWorld
+from tests.world.samples import sample
 
 NUM_CALLS = 16
 # Nothing happens by itself within a test.
@@ -39,7 +39,7 @@ class KeyCase(NamedTuple):
 
     def measured(self) -> float:
         """The metric now."""
-        return sample(self.metric, self.labels)
+        return sample(self.metric, **self.labels)
 
 
 CLIENT = {"side": "client"}
@@ -77,10 +77,6 @@ CASES = [
 assert {case.key for case in CASES} == set(ClientChannelConfig.__struct_fields__)
 
 
-def sample(metric: str, labels: Mapping[str, str]) -> float:
-    return REGISTRY.get_sample_value(metric, dict(labels)) or 0.0
-
-
 @asynccontextmanager
 async def mute_server(world: RunWorld) -> AsyncIterator[Address]:
     """An address where a socket takes frames and nobody answers."""
@@ -108,4 +104,4 @@ async def check_key(case: KeyCase, is_changed: bool, begin: Callable[[], Awaitab
 
 def num_begun() -> float:
     """Calls that were sent or wait for a place."""
-    return sample("tailrace_channel_calls_total", CLIENT) + sample(WAITING, {})
+    return sample("tailrace_channel_calls_total", **CLIENT) + sample(WAITING)

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from prometheus_client import REGISTRY
-
 from tailrace.config import Endpoints, RunConfig, load_experiment, run_config
 from tailrace.runtime import Args, Service
 from tailrace_protos import subjects
@@ -55,10 +53,6 @@ async def eventually_async(condition: Callable[[], Awaitable[bool]], timeout_s: 
     async with asyncio.timeout(timeout_s):
         while not await condition():
             await asyncio.sleep(0.02)
-
-
-def metric(name: str, **labels: str) -> float:
-    return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
 def episode(number: int, attempt: int = 0) -> EpisodeTask:

@@ -15,7 +15,7 @@ def load_yaml(text: str) -> Any:
     """Returns the content; raises `yaml.YAMLError`, also for aliases that grow beyond all bounds."""
     node = checked_node(text)
     try:
-        return None if node is None else yaml.safe_load(text)
+        return None if node is None else yaml.SafeLoader("").construct_document(node)
     except ValueError as error:  # a number of too many digits, a date that is none
         raise yaml.YAMLError(str(error)) from error
 

@@ -29,7 +29,7 @@ from tailrace_protos.generation import (
     TokenSpan,
 )
 from tests.contract.channel.harness import QUICK, CountingEngine, Ends, HeldEngine, chunk, request
-from tests.contract.channel.samples import sample
+from tests.world.samples import sample
 
 
 async def test_a_collected_call_has_every_token_with_its_logprob_and_version(ends: Ends) -> None:

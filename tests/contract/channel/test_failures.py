@@ -45,7 +45,7 @@ from tests.contract.channel.harness import (
     peer_process,
     request,
 )
-from tests.contract.channel.samples import sample
+from tests.world.samples import sample
 from tests.world.servers import ServerProcess, make_nats_server
 
 BOUND_S = 4 * QUICK.silence_s

@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from prometheus_client import REGISTRY
 
 from tailrace.channel import ChunkSink
 from tailrace.config import section_config
@@ -22,6 +21,7 @@ from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk
 from tailrace_protos.session import SessionOpened
 from tests.unit.tailrace_agents.fakes import StairsEnv
 from tests.world.agents import AgentsWorld, FakeServer
+from tests.world.samples import sample
 from tests.world.serving import eventually
 
 ACCESS = SessionOpened("g0.0", "http://127.0.0.1:1/v1", "key-of-g0.0")
@@ -149,8 +149,7 @@ async def test_channel_frame_bytes(world: AgentsWorld, frame_bytes: int) -> None
 
 
 def frames_out() -> float:
-    labels = {"side": "client", "direction": "out"}
-    return REGISTRY.get_sample_value("tailrace_channel_frames_total", labels) or 0.0
+    return sample("tailrace_channel_frames_total", side="client", direction="out")
 
 
 class Looks:

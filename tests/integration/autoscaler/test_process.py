@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from kubernetes import client
-from prometheus_client import REGISTRY
 
 from tailrace.bus import Bus
 from tailrace.clock import SystemClock
@@ -25,6 +24,7 @@ from tailrace_autoscaler.handlers import Autoscaler
 from tailrace_cli.commands import follow
 from tailrace_protos import subjects
 from tailrace_protos.control import RunStatus, ServerStatus
+from tests.world.samples import sample
 from tests.world.serving import eventually, serving
 
 TARGET = {"kind": "Deployment", "name": "demo-agents"}
@@ -127,15 +127,15 @@ def make_service(run: str, endpoints: Endpoints, **section: Any) -> Any:
     return process.build(Args("run.yaml", "a", experiment, RunConfig(exp_name=run), endpoints))
 
 
-def wanted(target: str) -> float | None:
-    return REGISTRY.get_sample_value("tailrace_autoscaler_desired_replicas", {"target": target})
+def wanted(target: str) -> float:
+    return sample("tailrace_autoscaler_desired_replicas", target=target)
 
 
 async def held(reason: str, num_looks: int) -> None:
     """Return after so many more looks that changed nothing for this reason."""
 
     def count() -> float:
-        return REGISTRY.get_sample_value("tailrace_autoscaler_held_total", {"reason": reason}) or 0.0
+        return sample("tailrace_autoscaler_held_total", reason=reason)
 
     before = count()
     await eventually(lambda: count() >= before + num_looks)

@@ -16,8 +16,9 @@ from tailrace_protos.control import ServerStatus
 from tailrace_protos.episode import EpisodeTask
 from tests.integration.bus.test_outages import status_of
 from tests.world.consumer import consume
+from tests.world.samples import sample
 from tests.world.servers import ServerProcess, make_nats_server
-from tests.world.serving import endpoints_of, episode, eventually, metric, outgoing
+from tests.world.serving import endpoints_of, episode, eventually, outgoing
 
 
 async def num_messages(bus: Bus, stream: str) -> int:
@@ -69,9 +70,9 @@ async def test_more_than_a_window_of_messages_arrives_in_order(run_bus: Bus) -> 
 
 async def test_a_full_queue_delays_the_publisher_until_there_is_room(bus: Bus) -> None:
     await bus.provision_run(bus.run, StreamLimits(max_queued_episodes=3))
-    before = metric("tailrace_bus_publish_retries_total", reason="full")
+    before = sample("tailrace_bus_publish_retries_total", reason="full")
     publishing = asyncio.create_task(bus.publish_durable_many(outgoing(bus.run, range(5))))
-    await eventually(lambda: metric("tailrace_bus_publish_retries_total", reason="full") > before)
+    await eventually(lambda: sample("tailrace_bus_publish_retries_total", reason="full") > before)
     assert not publishing.done()
     stream = subjects.episodes_stream(bus.run)
     received: set[int] = set()
@@ -157,9 +158,9 @@ async def test_what_a_full_subscription_drops_is_counted(bus: Bus) -> None:
     await bus.connection.client.subscribe(subject, cb=receive, pending_msgs_limit=1)
     for _ in range(10):
         await bus.connection.publish(subject, b"")
-    await eventually(lambda: metric("tailrace_bus_dropped_messages_total", subject=subject) >= 8)
+    await eventually(lambda: sample("tailrace_bus_dropped_messages_total", subject=subject) >= 8)
     blocked.set()
-    assert metric("tailrace_bus_dropped_messages_total", subject=subject) <= 9  # one is being received
+    assert sample("tailrace_bus_dropped_messages_total", subject=subject) <= 9  # one is being received
 
 
 async def test_wrong_credentials_are_the_users_mistake(

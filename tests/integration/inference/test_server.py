@@ -7,7 +7,6 @@ import signal
 from dataclasses import dataclass
 
 import pytest
-from prometheus_client import REGISTRY
 
 from tailrace.channel import Address, GenerateRefusedError, NatsGenerateClient
 from tailrace_inference.__main__ import build
@@ -24,6 +23,7 @@ from tests.integration.inference.world import (
     own_logprobs,
     weights_of,
 )
+from tests.world.samples import sample
 
 FAST = {"max_running": 16, "kv_cache_tokens": 65536, "heartbeat_s": 0.1}
 
@@ -70,10 +70,6 @@ class Calls:
         """Begin no more calls; what became of all."""
         self._stopping = True
         return [one for ended in await asyncio.gather(*self._callers) for one in ended]
-
-
-def sample(name: str) -> float:
-    return REGISTRY.get_sample_value(name) or 0.0
 
 
 @pytest.mark.parametrize("world", [{**FAST, "emission_log": True}], indirect=True)

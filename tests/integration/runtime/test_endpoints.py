@@ -11,15 +11,9 @@ from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderErro
 from tailrace_protos.base import Message, encode
 from tailrace_protos.control import LeaseReply, LeaseRequest
 from tailrace_protos.generation import CallErrorCode, TokenChunk
+from tests.world.samples import sample
 from tests.world.servers import ServerProcess
-from tests.world.serving import (
-    eventually,
-    lease_reply,
-    lease_request,
-    make_service,
-    metric,
-    serving,
-)
+from tests.world.serving import eventually, lease_reply, lease_request, make_service, serving
 
 
 async def test_a_request_is_answered_by_the_handler(bus: Bus, nats_server: ServerProcess) -> None:
@@ -94,7 +88,7 @@ async def test_a_full_mailbox_answers_503_with_retry_after(
             for _ in range(3)
         ]
         labels = {"actor": f"endpoint:{subject}"}
-        await eventually(lambda: metric("tailrace_runtime_mailbox_messages", **labels) == 2)
+        await eventually(lambda: sample("tailrace_runtime_mailbox_messages", **labels) == 2)
         raw = await bus.connection.client.request(subject, encode(lease_request()), timeout=5)
         assert (raw.headers or {})["Nats-Service-Error-Code"] == "503"
         assert float((raw.headers or {})["Retry-After"]) > 0
@@ -102,7 +96,7 @@ async def test_a_full_mailbox_answers_503_with_retry_after(
             await bus.request(subject, lease_request(), LeaseReply, timeout_s=5)
         assert caught.value.code is CallErrorCode.OVERLOADED
         assert caught.value.retry_after_s > 0
-        assert metric("tailrace_runtime_handled_total", outcome="rejected", **labels) == 2
+        assert sample("tailrace_runtime_handled_total", outcome="rejected", **labels) == 2
         released.set()
         assert len(await asyncio.gather(*calls)) == 3
 
@@ -147,7 +141,7 @@ async def test_an_exception_in_a_handler_is_answered_counted_and_survived(
             await bus.request(subject, lease_request("bad"), LeaseReply, timeout_s=5)
         assert caught.value.code is CallErrorCode.INTERNAL
         await bus.request(subject, lease_request("good"), LeaseReply, timeout_s=5)
-    failures = metric("tailrace_runtime_failures_total", where=f"endpoint:{subject}", error="KeyError")
+    failures = sample("tailrace_runtime_failures_total", where=f"endpoint:{subject}", error="KeyError")
     assert failures == 1
 
 
@@ -218,7 +212,7 @@ async def test_a_drain_answers_running_calls_and_refuses_the_rest(
             for name in names
         ]
         await eventually(
-            lambda: metric("tailrace_runtime_running_handlers", actor=f"endpoint:{subject}") == 2
+            lambda: sample("tailrace_runtime_running_handlers", actor=f"endpoint:{subject}") == 2
         )
         service.stop("test")
         assert (await calls[0]).leases

@@ -13,16 +13,9 @@ from tailrace.runtime import Delivery, HandBack, Service, settlement
 from tailrace.runtime.settlement import Settlement
 from tailrace_protos import subjects
 from tailrace_protos.episode import EpisodeTask
+from tests.world.samples import sample
 from tests.world.servers import ServerProcess
-from tests.world.serving import (
-    episode,
-    eventually,
-    eventually_async,
-    make_service,
-    metric,
-    outgoing,
-    serving,
-)
+from tests.world.serving import episode, eventually, eventually_async, make_service, outgoing, serving
 
 
 async def num_queued(bus: Bus) -> int:
@@ -313,7 +306,7 @@ async def test_a_hand_back_at_the_limit_waits_for_a_place_in_a_full_queue(
         done.set()
 
     def num_refusals() -> float:
-        return metric("tailrace_bus_publish_retries_total", reason="full")
+        return sample("tailrace_bus_publish_retries_total", reason="full")
 
     traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     with tracing.span("test", traceparent):

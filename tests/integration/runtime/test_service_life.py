@@ -13,16 +13,9 @@ from tailrace.runtime import Delivery, Failure, Service, StopService
 from tailrace_protos import subjects
 from tailrace_protos.control import AgentActivity, LeaseReply, LeaseRequest
 from tailrace_protos.episode import EpisodeTask
+from tests.world.samples import sample
 from tests.world.servers import ServerProcess, free_port
-from tests.world.serving import (
-    episode,
-    eventually,
-    lease_reply,
-    lease_request,
-    make_service,
-    metric,
-    serving,
-)
+from tests.world.serving import episode, eventually, lease_reply, lease_request, make_service, serving
 
 
 def activity(number: int) -> AgentActivity:
@@ -63,7 +56,7 @@ async def test_messages_are_heard_in_order_and_failures_and_garbage_do_not_stop_
         await eventually(lambda: bool(heard) and heard[-1] == 100)
     assert heard == [number for number in range(101) if number != 50]
     counted = {
-        outcome: metric("tailrace_runtime_handled_total", actor=f"subscribe:{subject}", outcome=outcome)
+        outcome: sample("tailrace_runtime_handled_total", actor=f"subscribe:{subject}", outcome=outcome)
         for outcome in ("ok", "failed", "malformed")
     }
     assert counted == {"ok": 100, "failed": 1, "malformed": 1}
@@ -85,10 +78,10 @@ async def test_a_subscription_far_behind_loses_nothing(bus: Bus, nats_server: Se
         for number in range(20_000):
             await bus.publish(subject, activity(number))
         waiting = "tailrace_runtime_mailbox_messages"
-        await eventually(lambda: metric(waiting, actor=f"subscribe:{subject}") == 19_999)
+        await eventually(lambda: sample(waiting, actor=f"subscribe:{subject}") == 19_999)
         released.set()
         await eventually(lambda: heard == 20_000)
-    assert metric("tailrace_bus_dropped_messages_total", subject=subject) == 0
+    assert sample("tailrace_bus_dropped_messages_total", subject=subject) == 0
 
 
 async def test_a_failing_loop_is_restarted_and_a_returning_one_is_not(
@@ -112,7 +105,7 @@ async def test_a_failing_loop_is_restarted_and_a_returning_one_is_not(
         await asyncio.wait_for(done.wait(), 10)
     assert starts.count("failing") == 3
     assert starts.count("returning") == 1
-    assert metric("tailrace_runtime_failures_total", where="loop:failing", error="OSError") == 2
+    assert sample("tailrace_runtime_failures_total", where="loop:failing", error="OSError") == 2
 
 
 async def test_stop_service_ends_it_with_its_exit_code(bus: Bus, nats_server: ServerProcess) -> None:

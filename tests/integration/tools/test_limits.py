@@ -25,7 +25,8 @@ from tailrace_protos.base import (
 from tailrace_protos.chat import ToolCall
 from tailrace_protos.tool import CallReply, CallTool, ProbeTools, ToolAccepted, ToolResult, ToolsProbed
 from tests.integration.tools.conftest import SHORT_DEADLINES, Serve
-from tests.world.serving import eventually, metric
+from tests.world.samples import sample
+from tests.world.serving import eventually
 
 MB = 1 << 20
 
@@ -131,7 +132,7 @@ async def test_a_function_that_blocks_for_ever_is_abandoned_and_counted(
         assert result.error_kind is ToolErrorKind.TIMEOUT
         assert worker.host.num_abandoned == 1
         second = asyncio.create_task(tools.call(call("blocked")))
-        await eventually(lambda: metric("tailrace_tool_refused_calls_total", tool="blocked") > 0)
+        await eventually(lambda: sample("tailrace_tool_refused_calls_total", tool="blocked") > 0)
         released.set()
         assert (await second).content == ""
     await eventually(lambda: worker.host.num_abandoned == 0)

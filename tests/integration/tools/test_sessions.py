@@ -13,8 +13,9 @@ from tailrace.sdk.tool import Tool, ToolOffer, ToolSession
 from tailrace.tools import ToolClient
 from tailrace_protos.chat import ToolCall
 from tests.integration.tools.conftest import SHORT_DEADLINES, Serve
+from tests.world.samples import sample
 from tests.world.servers import ServerProcess
-from tests.world.serving import endpoints_of, eventually, metric
+from tests.world.serving import endpoints_of, eventually
 
 
 class Counter(Tool):
@@ -216,13 +217,13 @@ async def test_a_session_too_many_waits_at_its_caller_until_another_ends(
 ) -> None:
     log: list[str] = []
     await serve(counters("w", log), max_sessions=1)
-    refused = metric("tailrace_tool_refused_calls_total", tool="counter")
+    refused = sample("tailrace_tool_refused_calls_total", tool="counter")
     async with client.session("second", ["counter"]) as second:
         async with client.session("first", ["counter"]) as first:
             assert (await first.call(add(1))).content == "w:1"
             waiting = asyncio.create_task(second.call(add(1)))
             await eventually(
-                lambda: metric("tailrace_tool_refused_calls_total", tool="counter") > refused
+                lambda: sample("tailrace_tool_refused_calls_total", tool="counter") > refused
             )
             assert (await first.call(add(1, 1))).content == "w:2"
             assert not waiting.done()

@@ -28,8 +28,9 @@ from tailrace_protos.chat import ToolCall
 from tailrace_protos.generation import CallErrorCode
 from tailrace_protos.tool import CallTool, ToolAccepted, ToolsProbed
 from tests.integration.tools.conftest import SHORT_DEADLINES, Serve
+from tests.world.samples import sample
 from tests.world.servers import ServerProcess
-from tests.world.serving import eventually, metric
+from tests.world.serving import eventually
 
 PROCESS = Path(__file__).with_name("worker_process.py")
 
@@ -224,7 +225,7 @@ async def test_an_idempotent_call_is_delivered_again_when_its_worker_is_killed(
             assert await waiting.pop() == "repeatable"
             survivor = two if victim is one else one
             assert (await asyncio.wait_for(calling, 10)).content == f"by {survivor.pid}"
-    assert metric("tailrace_tool_redeliveries_total", tool="repeatable") >= 1
+    assert sample("tailrace_tool_redeliveries_total", tool="repeatable") >= 1
 
 
 async def test_a_tool_that_nobody_serves_is_an_infrastructure_failure(client: ToolClient) -> None:
@@ -266,7 +267,7 @@ async def test_a_full_worker_refuses_with_advice_and_callers_wait_their_turn(
     async with client.session("e", ["gate"]) as tools:
         calls = [asyncio.create_task(tools.call(call("gate", n))) for n in range(8)]
         await eventually(lambda: running == 2)
-        await eventually(lambda: metric("tailrace_tool_refused_calls_total", tool="gate") > 0)
+        await eventually(lambda: sample("tailrace_tool_refused_calls_total", tool="gate") > 0)
         raw = await bus.connection.client.request(
             subjects.tool("gate", run_name),
             msgspec.json.encode({"type": "call_tool", "call_id": "raw", "name": "gate"}),

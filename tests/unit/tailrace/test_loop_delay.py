@@ -6,7 +6,8 @@ import asyncio
 import time
 
 from tailrace.runtime.health import watch_loop_delay
-from tests.world.serving import eventually, metric
+from tests.world.samples import sample
+from tests.world.serving import eventually
 
 WORST = "tailrace_runtime_event_loop_worst_delay_seconds"
 
@@ -15,9 +16,9 @@ async def test_the_worst_delay_stays_after_the_loop_runs_freely_again() -> None:
     watch = asyncio.create_task(watch_loop_delay())
     await asyncio.sleep(0)
     time.sleep(0.6)  # noqa: ASYNC251 - blocks the loop beyond the timer, which is due in 0.25 s
-    await eventually(lambda: metric(WORST) > 0.3)
-    worst = metric(WORST)
-    num_seen = metric("tailrace_runtime_event_loop_delay_seconds_count")
-    await eventually(lambda: metric("tailrace_runtime_event_loop_delay_seconds_count") > num_seen)
+    await eventually(lambda: sample(WORST) > 0.3)
+    worst = sample(WORST)
+    num_seen = sample("tailrace_runtime_event_loop_delay_seconds_count")
+    await eventually(lambda: sample("tailrace_runtime_event_loop_delay_seconds_count") > num_seen)
     watch.cancel()
-    assert metric(WORST) >= worst
+    assert sample(WORST) >= worst

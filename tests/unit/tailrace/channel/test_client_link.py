@@ -27,7 +27,7 @@ from tailrace_protos.generation import (
     TokenChunk,
     TokenSpan,
 )
-from tests.world.serving import metric
+from tests.world.samples import sample
 
 ADDRESS = Address("s1", "subject")
 
@@ -178,7 +178,7 @@ def test_credit_is_exhausted_from_its_limit_until_half_of_it_is_confirmed() -> N
 def num_ended() -> dict[str, float]:
     name = "tailrace_channel_ended_calls_total"
     return {
-        outcome: metric(name, side="client", outcome=outcome)
+        outcome: sample(name, side="client", outcome=outcome)
         for outcome in ("finished", "failed", "lost")
     }
 
