@@ -8,7 +8,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 # Some images forbid Python to keep what it compiled: then each start of a process compiles torch again.
 export PYTHONDONTWRITEBYTECODE :=
 # Compiles what a run imports; to compile all that is installed takes about as long as to install it.
-COMPILE := $(BIN)/python -c 'import tailrace_cli.__main__, tailrace_learner.__main__, tailrace_inference.adapters.engines'
+COMPILE := $(BIN)/python -c 'import tailrace_cli.__main__, tailrace_learner.adapters.process, tailrace_inference.adapters.engines'
 
 .PHONY: fuzz pictures test-wheel-versions test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy test-chaos test-long lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-long-prompts bench-tools bench-learner bench-weights bench-calibration bench-sandbox bench-scheduler bench-recovery bench-observe bench-traces bench-gpu test-gpu test-sandbox-container clean test-trackers test-s3 test-engines test-vllm test-sglang test-hf test-wheel test-chart images test-images docs-site test-notebooks
 

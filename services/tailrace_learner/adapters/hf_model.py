@@ -21,6 +21,7 @@ from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.log import get_logger
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters.model_source import TOKENIZER_KEY, write_tokenizer
+from tailrace_learner.adapters.ranks import pick_device
 from tailrace_learner.config import FromScratch, LearnerConfig
 from tailrace_learner.core.cpu.fast_layer import use_cpu_kernels
 from tailrace_learner.core.cpu.kernels import select_matmul
@@ -61,14 +62,6 @@ class TrainableModel:
     def num_parameters(self) -> int:
         """Number of trained parameters, tied ones once."""
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
-
-
-def pick_device(config: LearnerConfig) -> torch.device:
-    """Returns the configured device; `ConfigError` if it does not exist."""
-    has_cuda = torch.cuda.is_available()
-    if config.device == "cuda" and not has_cuda:
-        raise ConfigError("learner.device: torch sees no CUDA device: use cpu or auto")
-    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
 
 
 def load_model(

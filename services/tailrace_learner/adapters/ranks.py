@@ -8,6 +8,7 @@ for them no longer than `timeout_s`.
 
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,10 +18,13 @@ import torch
 from torch import distributed
 
 from tailrace.config import ConfigError
+from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_execution import StrategyArgs
 from tailrace_learner.ports import Ranks
 
 T = TypeVar("T")
+
+AGENT_PID = "TAILRACE_LEARNER_AGENT_PID"  # names the agent to its ranks
 
 _COMMAND_TIMEOUT = timedelta(days=365)  # of the other ranks, for the next command
 
@@ -126,6 +130,14 @@ class DataParallelRanks:
         return self._world.collect(mine)[:: self._group_size]
 
 
+def pick_device(config: LearnerConfig) -> torch.device:
+    """Returns the configured device; `ConfigError` if it does not exist."""
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigError("learner.device: torch sees no CUDA device: use cpu or auto")
+    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+
+
 def launched_rank() -> int | None:
     """Rank set by a launcher (`torchrun` or our own); None in a process without one."""
     rank = os.environ.get("RANK")
@@ -140,3 +152,12 @@ def check_launch(args: StrategyArgs) -> None:
             f"learner.strategy_args.num_ranks is {args.num_ranks}, but the launcher started {started}: "
             "make them equal"
         )
+
+
+def leave(exit_code: int) -> int:
+    """End a rank at once: its threads may wait for ranks that are gone. Other processes return."""
+    if launched_rank() is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    return exit_code

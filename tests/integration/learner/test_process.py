@@ -313,7 +313,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 STARTS = """
 import sys
 from tailrace.runtime import run_service
-from tailrace_learner.__main__ import build
+from tailrace_learner.adapters.process import build
 for path in sys.argv[1:]:
     sys.stderr.write(f"exit code {run_service(build, ['--config', path])}\\n")
 """

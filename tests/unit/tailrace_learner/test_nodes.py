@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tailrace_learner.adapters.launch import AGENT_PID
+from tailrace_learner.adapters.ranks import AGENT_PID
 from tests.world.learner_nodes import node_environment
 from tests.world.servers import free_port
 
 MOVED_ENVIRONMENT = 7  # exit code of an agent that adds a variable while other threads may read
 AGENT = f"""
 import os, sys, threading
-from tailrace_learner.adapters.launch import run_ranks
+from tailrace_learner.adapters.launcher import run_ranks
 from tailrace_learner.config_execution import StrategyArgs
 def watch(event, of):
     if event == "os.putenv" and of[0].decode() not in os.environ and threading.active_count() > 1:
@@ -123,7 +123,7 @@ def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
 def test_a_rank_lives_as_long_as_its_agent_whatever_id_that_has(agent: str, exit_code: int) -> None:
     """In a container the agent has the id 1."""
     run = "import os; os.getppid = lambda: 1\n"
-    run += "from tailrace_learner.adapters.launch import die_with_agent; die_with_agent()"
+    run += "from tailrace_learner.adapters.rank_start import die_with_agent; die_with_agent()"
     environment = {**os.environ, AGENT_PID: "1" if agent == "parent" else str(os.getpid())}
     ended = subprocess.run([sys.executable, "-c", run], env=environment, check=False, timeout=120)
     assert ended.returncode == exit_code

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tailrace.config import ConfigError, RunConfig
 from tailrace_learner.adapters import hf_model
 from tailrace_learner.adapters.checkpoints import CheckpointFolder
-from tailrace_learner.adapters.launch import check_gpus, rank_environment
+from tailrace_learner.adapters.launcher import check_gpus, rank_environment
 from tailrace_learner.adapters.rank_controller import RankController
 from tailrace_learner.adapters.ranks import DataParallelRanks, RankLostError, TorchRanks
 from tailrace_learner.adapters.snapshots import OPTIMIZER_FILE, load_optimizer, take_snapshot

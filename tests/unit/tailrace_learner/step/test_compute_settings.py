@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tailrace.config import ConfigError, Endpoints, RunConfig
 from tailrace.runtime import Args
-from tailrace_learner.__main__ import _Process
 from tailrace_learner.adapters import hf_model
 from tailrace_learner.adapters.hf_model import TrainableModel, make_policy, prepared, tensor_bytes
+from tailrace_learner.adapters.process import _Process
 from tailrace_learner.config import FromScratch, LearnerConfig, ModelArgs, TrainingArgs
 from tailrace_learner.core.algorithms import LOSSES
 from tailrace_learner.core.batch.packing import pack

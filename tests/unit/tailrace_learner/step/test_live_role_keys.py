@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tailrace.config import RunConfig
 from tailrace_learner.adapters import hf_model
 from tailrace_learner.adapters.hf_model import TrainableModel
-from tailrace_learner.adapters.launch import _strategy
+from tailrace_learner.adapters.rank_start import _strategy
 from tailrace_learner.adapters.roles import RoleMaker
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.deepspeed import DeepspeedStrategy, Zero3Strategy

@@ -22,7 +22,7 @@ from wandb.proto import wandb_internal_pb2
 
 from tailrace.config import RunConfig
 from tailrace_learner import metrics
-from tailrace_learner.__main__ import tracker_feeds
+from tailrace_learner.adapters.process import tracker_feeds
 from tailrace_learner.adapters.trackers import feed as tracker_feed
 from tailrace_learner.adapters.trackers import tracker_makers
 from tailrace_learner.adapters.trackers.feed import TrackerFeed
