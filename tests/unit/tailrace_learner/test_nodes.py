@@ -132,12 +132,12 @@ def test_a_rank_lives_as_long_as_its_agent_whatever_id_that_has(agent: str, exit
 JOINING = """
 import time
 from types import SimpleNamespace
-from tailrace_learner.adapters import launch
+from tailrace_learner.adapters import rank_start
 def join(run, config):
     print("joining", flush=True)
     time.sleep(600)
-launch._join = join
-launch.join_ranks(SimpleNamespace(exp_name="x"), SimpleNamespace(num_threads=1), "learner")
+rank_start._join = join
+rank_start.join_ranks(SimpleNamespace(exp_name="x"), SimpleNamespace(num_threads=1), "learner")
 """
 
 
