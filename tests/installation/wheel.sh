@@ -34,11 +34,15 @@ expect "tailrace 0.1.0" env/bin/python -m tailrace --version
 expect "1.0 1.0 1.0 1.0 1.0 1.0 1.0" env/bin/python -c 'from tailrace.scorers import aime, em, f1, gsm8k, json_schema, math, mcq
 print(math("It is 1/2.", "0.5"), gsm8k("#### 7", "7"), aime("It is 7.", "7"), mcq("Answer: B", "B"), f1("Paris", "paris"), em("Paris", "paris"),
     json_schema("[1]", None, {"json_schema": {"type": "array"}}))'
-expect "frozen_lake" env/bin/tailrace init
-expect "tailrace train frozen_lake" env/bin/tailrace init frozen_lake
-for example in tools tool_worker_js notebooks; do
-    expect "follow $example/README.md" env/bin/tailrace init "$example"
-done
+if [[ -z $uv ]]; then # once: it is the same with every Python
+    expect "frozen_lake" env/bin/tailrace init
+    expect "tailrace train frozen_lake" env/bin/tailrace init frozen_lake
+    for example in tools tool_worker_js notebooks; do
+        expect "follow $example/README.md" env/bin/tailrace init "$example"
+    done
+else
+    env/bin/tailrace init frozen_lake >/dev/null
+fi
 expect "valid" env/bin/tailrace validate frozen_lake
 env/bin/tailrace init calculator >/dev/null
 page=$(grep -o '([^)]*/docs/results.md)' calculator/README.md | head -n 1 | tr -d '()')

@@ -24,7 +24,6 @@ def needs(package: str, **settings: Any) -> Any:
 @pytest.mark.parametrize(
     "strategy_args",
     [
-        needs("deepspeed", zero_stage=2),
         needs("deepspeed", zero_stage=3),
         needs("megatron", tensor_parallel_size=2),
     ],

@@ -42,14 +42,17 @@ def train_by_zero(
     return train(zero(ranks, stage), family, settings, recomputes=recomputes)
 
 
+TWICE = {"num_mini_batches": 2, "ppo_epochs": 2, "entropy_loss_coef": 0.01}
+
+
 @pytest.mark.parametrize(
-    ("stage", "recomputes"), [(1, False), (2, False), (3, False), (3, True)], ids=str
-)
-@pytest.mark.parametrize(
-    ("family", "settings"),
+    ("stage", "recomputes", "family", "settings"),
     [
-        ("qwen3", {}),
-        ("llama", {"num_mini_batches": 2, "ppo_epochs": 2, "entropy_loss_coef": 0.01}),
+        (1, False, "qwen3", {}),
+        (2, False, "llama", TWICE),
+        (3, False, "qwen3", {}),
+        (3, True, "qwen3", {}),
+        (3, False, "llama", TWICE),
     ],
 )
 def test_two_ranks_train_as_one_does(
