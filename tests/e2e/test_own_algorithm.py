@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)  # a whole run
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run's directory."""
     output_dir = tmp_path_factory.mktemp("runs")
-    settings = [f"max_steps={STEPS}", "learner.warm_start.num_steps=30", f"output_dir={output_dir}"]
+    settings = [f"max_steps={STEPS}", "learner.warm_start.num_steps=80", f"output_dir={output_dir}"]
     settings += ["eval_steps=0", "scheduler.eval_groups=16", "scheduler.eval_interim_groups=8"]
     result = run([TAILRACE, "train", str(EXPERIMENT), *settings], timeout_s=250.0)
     assert result.returncode == 0, result.stdout + result.stderr
