@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Compiles what a run imports; to compile all that is installed takes about as long as to install it.
 COMPILE := $(BIN)/python -c 'import tailrace_cli.__main__, tailrace_learner.adapters.process, tailrace_inference.adapters.engines'
 
-.PHONY: fuzz pictures test-wheel-versions test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy test-chaos test-long lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-long-prompts bench-tools bench-learner bench-weights bench-calibration bench-sandbox bench-scheduler bench-recovery bench-observe bench-traces bench-gpu test-gpu test-sandbox-container clean test-trackers test-s3 test-engines test-vllm test-sglang test-hf test-wheel test-chart images test-images docs-site test-notebooks
+.PHONY: fuzz pictures test-wheel-versions test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-long-prompts bench-tools bench-learner bench-weights bench-calibration bench-sandbox bench-scheduler bench-recovery bench-observe bench-traces bench-gpu test-gpu test-sandbox-container clean test-trackers test-s3 test-engines test-vllm test-sglang test-hf test-wheel test-chart images test-images docs-site test-notebooks
 
 demo: .venv/ready $(if $(filter vllm sglang,$(ENGINE)),.venv-$(ENGINE)/ready)
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) \
@@ -105,15 +105,9 @@ test-wheel-versions: .venv/bin/uv
 pictures: .venv/ready
 	$(BIN)/python docs/make_pictures.py
 
-# Chaos, and outside agents with their short leases, run one at a time; everything else two at a time.
-ALONE = tests/chaos tests/e2e/test_outside.py
-HEAVY = $(filter-out $(ALONE) tests/chaos/%,$(shell grep -rl --include='test_*.py' 'mark\.heavy' tests))
-test-heavy: test-chaos test-long
-
-test-chaos: .venv/ready-dev
-	$(BIN)/pytest $(ALONE) -m heavy
-
-test-long: .venv/ready-dev
+# What takes longest: whole runs, chaos, several nodes.
+HEAVY = $(shell grep -rl --include='test_*.py' 'mark\.heavy' tests)
+test-heavy: .venv/ready-dev
 	$(BIN)/pytest $(HEAVY) -m heavy -n 2 --dist loadfile
 
 lint: .venv/ready-dev
