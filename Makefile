@@ -105,10 +105,11 @@ test-wheel-versions: .venv/bin/uv
 pictures: .venv/ready
 	$(BIN)/python docs/make_pictures.py
 
-# What takes longest: whole runs, chaos, several nodes.
+# Whole runs, chaos, several nodes. The longest file comes first: it would keep one of two workers waiting.
 HEAVY = $(shell grep -rl --include='test_*.py' 'mark\.heavy' tests)
+LONGEST = tests/e2e/test_demo.py
 test-heavy: .venv/ready-dev
-	$(BIN)/pytest $(HEAVY) -m heavy -n 2 --dist loadfile
+	$(BIN)/pytest $(LONGEST) $(filter-out $(LONGEST),$(HEAVY)) -m heavy -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check protos shared services tests benchmarks
