@@ -116,6 +116,7 @@ class StreamServer:
     tokens_per_s: float = 0.0
     step_s: float = 0.0
     raw_speed: float = 1.0  # predicted / measured step time: model seconds in one of its own
+    measured_s: float = -math.inf  # when that was last measured
     speed: float = 1.0  # relative to the median server
     num_running: int = 0
     num_waiting: int = 0

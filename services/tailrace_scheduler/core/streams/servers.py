@@ -2,6 +2,9 @@
 
 A server that mostly fails is suspended. After that it gets nothing but probes until one succeeds, so
 that a server that fails fast, and is therefore idle, attracts no work.
+
+A server that was slow, and therefore gets no work, is not measured either: its speed is forgotten, so
+that it is tried again. A new process is taken to be as fast as the others are.
 """
 
 import math
@@ -16,6 +19,7 @@ from tailrace_scheduler.core.streams.settings import EngineModel
 
 SPEED_NEW = 0.2  # weight of a new measurement
 SPEEDS_EVERY_S = 2.0
+FORGET_S = 20.0  # half-life of the speed of a server that computes nothing
 PROBE_AGAIN_S = 10.0
 
 
@@ -39,6 +43,7 @@ class ServerBook:
             server.gone = server.leaving = False
         if server.incarnation != event.incarnation:  # another process has another history
             server.calls = CallHistory()
+            server.raw_speed = self._speed_of_others(server)
             self._suspended.discard(event.server_id)
         self._size(server, event)
         clock = server.tokens_at(now_s)
@@ -53,6 +58,7 @@ class ServerBook:
             server.tokens_per_s = event.decode_share / event.step_s
             predicted = server.model.step_s(event.num_running, event.kv_used_tokens)
             server.raw_speed *= (predicted / event.step_s / server.raw_speed) ** SPEED_NEW
+            server.measured_s = now_s
         elif event.num_running == 0:
             server.tokens_per_s = 0.0
         if now_s - self._speeds_s >= SPEEDS_EVERY_S:
@@ -67,11 +73,18 @@ class ServerBook:
         if (kv, running, host) != (model.kv_tokens, model.max_running, model.host_kv_tokens):
             server.model = replace(model, kv_tokens=kv, max_running=running, host_kv_tokens=host)
 
+    def _speed_of_others(self, server: StreamServer) -> float:
+        others = [one for one in self.servers.values() if one is not server and not one.gone]
+        return median(one.raw_speed for one in others) if others else server.raw_speed
+
     def _compare_speeds(self, now_s: float) -> None:
-        self._speeds_s = now_s
+        before_s, self._speeds_s = self._speeds_s, now_s
         present = [one for one in self.servers.values() if not one.gone]
         middle = median(one.raw_speed for one in present)
+        forgotten = 1.0 - 0.5 ** ((now_s - before_s) / FORGET_S)
         for server in present:
+            if server.measured_s < before_s:
+                server.raw_speed *= (middle / server.raw_speed) ** forgotten
             server.speed = server.raw_speed / middle
 
     def calls(self, event: CallsReported, now_s: float) -> StreamServer | None:
