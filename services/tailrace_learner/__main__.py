@@ -5,16 +5,16 @@ service, the others its mirrors.
 """
 
 import gc
+import importlib
 import sys
 
-from tailrace.import_path import load_object
 from tailrace.log import configure
 from tailrace.runtime import Args, run_with_args
+from tailrace.start import no_garbage_collection
 from tailrace_learner.adapters.launcher import checked_config, ready_host, run_ranks
 from tailrace_learner.adapters.ranks import launched_rank, leave
 
-SERVICE = "learner"
-_COMPUTES = "tailrace_learner.adapters.process:run"  # a launcher needs nothing that it imports
+_COMPUTES = "tailrace_learner.adapters.process"  # a launcher needs nothing that it imports
 
 
 def run(args: Args) -> int:
@@ -26,9 +26,10 @@ def run(args: Args) -> int:
             configure(service="learner", run=args.run.exp_name, instance_id=args.instance_id)
             argv = ["tailrace_learner", *sys.argv[1:]]
             return run_ranks(config.strategy_args, config.drain_s, "tailrace.start", argv)
-    computes = load_object(_COMPUTES, "learner")
+    with no_garbage_collection():
+        process = importlib.import_module(_COMPUTES)
     gc.freeze()  # as `tailrace.start` does: a collection would look at all modules
-    code: int = computes(args)
+    code: int = process.run(args)
     return code
 
 
