@@ -1,4 +1,4 @@
-"""A fifth of the steps of `make demo`: the model is well on the way, within the promised memory.
+"""An eighth of the steps of `make demo`: the model is well on the way, within the promised memory.
 
 `make bench-demo` measures and judges whole demos with several seeds, and times.
 """
@@ -17,7 +17,7 @@ from tests.e2e.runs import EXPERIMENT, TAILRACE, environment
 
 DEADLINE_S = 900.0
 MAX_BYTES = 6 * 1024**3
-MAX_STEPS = 40
+MAX_STEPS = 24
 
 
 def memory_bytes(pid: int) -> int:
@@ -48,7 +48,7 @@ def test_the_demo_learns_to_cross_held_out_lakes(tmp_path: Path) -> None:
     peak = 0
     while process.poll() is None and time.monotonic() < deadline:
         peak = max(peak, memory_bytes(process.pid))
-        time.sleep(2.0)
+        time.sleep(5.0)
     printed, _ = process.communicate(timeout=30)
     assert process.returncode == 0, printed
     rows = [json.loads(line) for line in (tmp_path / "demo/metrics.jsonl").read_text().splitlines()]

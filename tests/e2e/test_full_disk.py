@@ -17,7 +17,7 @@ from tests.e2e.processes import log_lines, num_steps, running
 from tests.e2e.runs import command, run
 from tests.world.disk import fill, small_disk
 
-MAX_STEPS = 60  # far more than happen before the disk is full
+MAX_STEPS = 25  # far more than happen before the disk is full
 STUCK_FOR_S = 3.0  # no step for so long counts as waiting
 
 
