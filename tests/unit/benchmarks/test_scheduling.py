@@ -28,7 +28,7 @@ def test_tail_batching_throws_work_away_and_still_beats_whole_batches() -> None:
 
 
 def test_a_policy_that_finishes_no_step_counts_as_0_with_the_reason() -> None:
-    cell = SchedulingCell("logn", 256, 4, servers=4, fault="fails fast")
+    cell = SchedulingCell("logn", 64, 4, servers=4, fault="fails fast")
     made = played((cell, Side("verl_least_in_flight", "mask"), 11))
     assert set(made.measures.values()) == {0.0}
     assert "lost more than 100 groups" in made.gave_up
