@@ -51,6 +51,7 @@ _PARTS: dict[str, Any] = {
     "mamba_d_state": 8,
     "mamba_n_groups": 1,
     "mamba_d_ssm": 64,
+    "mamba_chunk_size": 16,
 }
 _MAMBA2 = {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1}
 _GEMMA_4 = {
