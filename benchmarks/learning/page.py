@@ -32,8 +32,8 @@ the last step, beside that of simple players on the same tasks. Held-out lakes d
 from every train lake and its mirror images and rotations; held-out Sokoban levels have other walls;
 held-out WebShop goals are of products that training never shows; held-out sums are other questions. The commit is that of the code that
 ran; -dirty: with changes that were not committed. Seconds with <= are those of a run beside other work, which slows it:
-alone it would have taken at most as long, and how long is not known. Those of commits 033b5228 and 65283f75
-are of a day on which the shared machine had less than half its usual speed.
+alone it would have taken at most as long, and how long is not known. Those of commits 033b5228,
+65283f75 and afb23423 are of days on which the shared machine had less than half its usual speed.
 
 | environment | algorithm | seed | sampled before | greedy before | sampled after | greedy after | best simple player | seconds, warm start included | commit |
 |---|---|---|---|---|---|---|---|---|---|

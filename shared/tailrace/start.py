@@ -1,17 +1,15 @@
 """Start of a service: `python -m tailrace.start MODULE ...` runs sooner than `python -m MODULE ...`.
 
 Garbage collection takes a quarter of the time in which torch and its like are imported. Packages that
-libraries import for what no service uses take a quarter of the start of a service without torch.
+libraries import for what a service does not use take a quarter of the start of the smallest services.
 """
 
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-
-# Of libraries: packages that they import for WebSockets and for coloured tracebacks.
-_UNUSED = {"nats.aio.transport": "aiohttp", "structlog": "rich"}
 
 
 @contextmanager
@@ -28,7 +26,10 @@ def no_garbage_collection() -> Iterator[None]:
 
 def _leave_out() -> None:
     """Import libraries without a package that they can do without; who asks for it later gets it."""
-    for library, package in _UNUSED.items():
+    unused = {"structlog": "rich"}  # for coloured tracebacks
+    if not os.environ.get("TAILRACE_NATS_URL", "").startswith("ws"):
+        unused["nats.aio.transport"] = "aiohttp"  # for WebSockets
+    for library, package in unused.items():
         sys.modules[package] = None  # type: ignore[assignment]  # Python takes it for not installed
         with suppress(ImportError):
             importlib.import_module(library)

@@ -37,7 +37,7 @@ def test_a_run_waits_while_its_disk_is_full_and_goes_on_when_there_is_room(
     argv = command(
         "train",
         f"max_steps={MAX_STEPS}",
-        "save_steps=40",
+        "save_steps=20",
         "max_staleness=2",
         "stale_groups=mask",  # closes no group early: every episode ends by itself
         "cluster.min_free_disk_bytes=1000000",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 SERVICE = """
 import sys
@@ -12,17 +15,25 @@ import sys
 import tailrace.runtime
 
 def main():
-    left_out = not {"aiohttp", "rich"} & sys.modules.keys()
+    print(*sorted({"aiohttp", "rich"} & sys.modules.keys()))
     import aiohttp
     import rich
-    return 7 if left_out and aiohttp.ClientSession and rich.print else 1
+    return 7 if aiohttp.ClientSession and rich.print else 1
 """
 
 
-def test_a_service_starts_without_packages_that_its_libraries_can_do_without(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("nats_url", "imported"), [("nats://127.0.0.1:4222", ""), ("wss://nats.example:443", "aiohttp")]
+)
+def test_a_service_starts_without_packages_that_its_libraries_can_do_without(
+    nats_url: str, imported: str, tmp_path: Path
+) -> None:
     (tmp_path / "probe").mkdir()
     (tmp_path / "probe" / "__init__.py").touch()
     (tmp_path / "probe" / "__main__.py").write_text(SERVICE)
     argv = [sys.executable, "-m", "tailrace.start", "probe"]
-    ended = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 7, ended.stderr
+    environment = {**os.environ, "TAILRACE_NATS_URL": nats_url}
+    ended = subprocess.run(
+        argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout.strip()) == (7, imported), ended.stderr
