@@ -190,7 +190,7 @@ _REDIS_RIGHTS: dict[str, tuple[tuple[Script, ...], str, tuple[str, ...]]] = {
     "scheduler": (
         (
             scripts.RECORD_GROUP, scripts.BEGIN_GROUPS, scripts.SETTLE_MEMBERS, scripts.RAISE_ATTEMPT,
-            scripts.EMIT_EVENTS, scripts.READ_OUTBOX, scripts.ACK_OUTBOX,
+            scripts.ABANDON_GROUP, scripts.EMIT_EVENTS, scripts.READ_OUTBOX, scripts.ACK_OUTBOX,
         ),
         "script|load get set hgetall zrange xread",
         ("%R model_card", "quarantine:*", "ended_lineage"),

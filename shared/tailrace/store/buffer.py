@@ -35,9 +35,9 @@ from tailrace.store.groups import (
 )
 from tailrace.store.quarantine import quarantine
 from tailrace_protos.base import decode, encode
-from tailrace_protos.episode import Outcome
+from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.event import CheckpointSaved
-from tailrace_protos.subjects import redis_prefix
+from tailrace_protos.subjects import Phase, redis_prefix
 from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
 
 _START = "0-0"
@@ -216,7 +216,10 @@ class TrajectoryBuffer:
         return groups
 
     async def _group(self, group_id: str) -> GroupRecord | None:
-        """Returns the record of an open group with its progress; None if it is closed or corrupted."""
+        """Returns the record of an open group with its progress; None if it is closed or corrupted.
+
+        A corrupted one is closed with what its members did, so that nobody waits for it.
+        """
         found = await self._redis.read_hash(f"{self._prefix}group:{group_id}")
         fields = {name.decode(): value for name, value in found.items()}
         if not fields:
@@ -231,7 +234,37 @@ class TrajectoryBuffer:
             )
         except MALFORMED as error:
             await quarantine(self._redis, self._prefix, "open_group", group_id, fields.values(), error)
+            await self._abandon(group_id, fields)
             return None
+
+    async def _abandon(self, group_id: str, fields: Mapping[str, bytes]) -> None:
+        phase: Phase = "eval" if fields.get("phase") == b"eval" else "train"
+        number = fields.get("members", b"")
+        num_members = int(number) if number.isdigit() else 0
+        unknown = GroupRecord(
+            group_id=group_id,
+            group_index=-1,
+            phase=phase,
+            tasks=(EnvTask("", 0),) * num_members,
+            deadline_unix_s=0.0,
+            min_valid=num_members,
+            step=0,
+        )
+        reason, now_s = "its group was corrupted in Redis", time.time()
+        ended = [
+            unplayed_trajectory(unknown, member, Outcome.INFRA_FAILURE, reason, now_s)
+            for member in range(num_members)
+            if f"s{member}" not in fields
+        ]
+        await self._script(
+            scripts.ABANDON_GROUP,
+            self._prefix,
+            group_id,
+            phase,
+            num_members,
+            "scheduler",
+            *(encode(settled_event(one)) for one in ended),
+        )
 
 
 def _ready_group(entry: list[Any]) -> ReadyGroup:

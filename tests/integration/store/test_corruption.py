@@ -6,10 +6,19 @@ import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
-from tailrace.store import Journal, Outbox, OutsideEpisodes, StoreConnection, TrajectoryBuffer, Versions
+from tailrace.store import (
+    Journal,
+    Outbox,
+    OutsideEpisodes,
+    PutResult,
+    StoreConnection,
+    TrajectoryBuffer,
+    Versions,
+)
 from tailrace_protos.episode import Outcome
-from tailrace_protos.event import RunFinished
+from tailrace_protos.event import EpisodeSettled, GroupClosed, RunFinished
 from tailrace_protos.session import OpenSession, OutsideOffer, OutsideResult, SessionLimits
+from tailrace_protos.subjects import PHASES, Phase
 from tests.integration.store.made import group, trajectory, turn
 
 GARBAGE = [b"", b"\xc1", b"\x81\xa4type\xa5other", b"\xff" * 1000, b"\x91" * 5000]
@@ -92,13 +101,45 @@ async def test_a_corrupted_journal_lets_its_episode_begin_again(
     assert await again.append(record.episode_id(0), turn(0)) == "appended"
 
 
-async def test_a_corrupted_open_group_and_version_are_left_out(
+@pytest.mark.parametrize("phase", PHASES)
+async def test_a_corrupted_open_group_is_closed_with_all_its_members(
+    phase: Phase, buffer: TrajectoryBuffer, outbox: Outbox, redis: StoreConnection, run_name: str
+) -> None:
+    broken, other = (group(index, phase=phase, members=3) for index in (0, 1))
+    for record in (broken, other):
+        await buffer.record_group(record)
+    await buffer.put_trajectory(trajectory(broken, 1))
+    await redis.command("HSET", f"{{{run_name}}}:group:{broken.group_id}", "record", b"\xc1")
+    for _ in range(2):
+        assert [record.group_id for record in await buffer.open_groups()] == [other.group_id]
+    bodies = [event.body for event in await outbox.read(100, 0)]
+    settled = {body.member: body.outcome for body in bodies if isinstance(body, EpisodeSettled)}
+    failed = Outcome.INFRA_FAILURE
+    assert settled == {0: failed, 1: Outcome.OK, 2: failed}
+    assert [body for body in bodies if isinstance(body, GroupClosed)] == [
+        GroupClosed(broken.group_id, phase, 0, 3, sent_to_learner=False, num_bytes=0)
+    ]
+    assert await buffer.put_trajectory(trajectory(broken, 0)) is PutResult.ALREADY_SETTLED
+    assert await redis.command("EXISTS", f"{{{run_name}}}:data:{broken.group_id}") == 0
+
+
+async def test_the_learner_does_not_wait_for_a_corrupted_group(
     buffer: TrajectoryBuffer, redis: StoreConnection, run_name: str
 ) -> None:
-    for index in (0, 1):
-        await buffer.record_group(group(index))
-    await redis.command("HSET", f"{{{run_name}}}:group:train-0", "record", b"\xc1")
-    assert [record.group_id for record in await buffer.open_groups()] == ["train-1"]
+    old, young = group(0), group(1)
+    for record in (old, young):
+        await buffer.record_group(record)
+    await buffer.begin_groups({old.group_id: 0, young.group_id: 2})
+    for member in (0, 1):
+        await buffer.put_trajectory(trajectory(young, member))
+    assert await buffer.next_groups(1, 0, old_step=0) == []
+    await redis.command("HSET", f"{{{run_name}}}:group:{old.group_id}", "record", b"\xc1")
+    await buffer.open_groups()
+    (ready,) = await buffer.next_groups(1, 5, old_step=0)
+    assert ready.group.group_id == young.group_id
+
+
+async def test_a_corrupted_version_is_left_out(redis: StoreConnection, run_name: str) -> None:
     entry = msgspec.msgpack.encode(("lineage", 3))
     await redis.command("HSET", f"{{{run_name}}}:versions", "1", b"\xc1", "x", entry, "2", entry)
     assert await Versions(redis, run_name).all() == {2: ("lineage", 3)}
