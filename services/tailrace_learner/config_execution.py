@@ -103,7 +103,8 @@ class LoraArgs(Config, frozen=True, kw_only=True):
     """Their scale is alpha / r."""
 
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
-    """Linear layers that get adapters, by the last part of their names; `all-linear`: every one."""
+    """Linear layers that get adapters, by the last part of their names; `all-linear`: every one that
+    has a weight of its own."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "lora", at_least_one="r", positive="alpha")

@@ -238,7 +238,7 @@ ZOO: dict[str, dict[str, Any]] = {
     "vaultgemma": {"sliding_window": 16},
     "zamba2": {
         "num_hidden_layers": 3,
-        "layers_block_type": ["mamba", "hybrid", "mamba"],
+        "layers_block_type": ["mamba", "hybrid", "hybrid"],  # two layers have one block
         "mamba_headdim": 8,
         "n_mamba_heads": 8,
         "mamba_ngroups": 1,

@@ -6,6 +6,7 @@ W + B A is the layer's weight. A checkpoint holds merged weights, which load any
 the adapters in `lora.safetensors`; a learner that resumes subtracts these from those in float64.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,7 +88,14 @@ def _target_names(model: Any, wanted: tuple[str, ...]) -> list[str]:
             f"learner.lora.target_modules: {model.config.model_type} reads the weight of {unused[0]} "
             f"itself, so that an adapter has no effect: leave {unused[0].rpartition('.')[2]} out"
         )
-    found = [name for name in found if name not in unused]
+    shared = _shared(model, found)
+    if shared and not takes_all:
+        raise ConfigError(
+            f"learner.lora.target_modules: {model.config.model_type} has one weight for {shared[0]} "
+            "and other layers, which cannot have adapters of their own: leave "
+            f"{shared[0].rpartition('.')[2]} out"
+        )
+    found = [name for name in found if name not in unused and name not in shared]
     if not found:
         known = ", ".join(sorted({name.rpartition(".")[2] for name in linear})) or "none"
         raise ConfigError(
@@ -150,6 +158,13 @@ def _uncalled(model: Any, names: list[str]) -> list[str]:
             hook.remove()
         set_path(model, path)
     return [name for name in names if name not in called and ".experts." not in name]
+
+
+def _shared(model: Any, names: list[str]) -> list[str]:
+    """Layers whose weight another layer has too: no sum with an adapter is right for both."""
+    weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear | Conv1D)]
+    holders = Counter(map(id, weights))
+    return [name for name in names if holders[id(model.get_submodule(name).weight)] > 1]
 
 
 def adapted_layers(model: nn.Module) -> list[AdaptedLayer]:

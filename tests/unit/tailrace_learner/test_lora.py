@@ -14,13 +14,14 @@ from transformers import AutoModelForCausalLM
 from tailrace.config import ConfigError, RunConfig
 from tailrace.weights.tensors import TensorBytes
 from tailrace_inference.engine.weights import WeightStage
-from tailrace_learner.adapters import hf_model
+from tailrace_learner.adapters import hf_model, lora
 from tailrace_learner.adapters.checkpoints import CheckpointFolder
 from tailrace_learner.adapters.ranks import TorchRanks
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig, LoraArgs
+from tests.models.zoo import make_model
 from tests.unit.tailrace_learner.factory import CPU, make_rows
 from tests.unit.tailrace_learner.ranks import on_ranks
 from tests.unit.tailrace_learner.step.test_step import prepared
@@ -146,6 +147,23 @@ def test_layers_that_the_model_has_not_are_refused_by_name() -> None:
     wrong = replace(WITH_LORA, lora=LoraArgs(target_modules=("gate",)))
     with pytest.raises(ConfigError, match=r"lora\.target_modules.*gate"):
         worker(wrong)
+
+
+def model_of_one_block() -> Any:
+    """A model whose first two layers have one weight, in layers of their own."""
+    model = make_model("llama")
+    first, second = (layer.mlp for layer in model.model.layers[:2])
+    second.up_proj.weight = first.up_proj.weight
+    return model
+
+
+def test_a_weight_of_two_layers_gets_no_adapter_since_each_would_have_its_own() -> None:
+    with pytest.raises(ConfigError, match=r"one weight for model\.layers\.0\.mlp\.up_proj.*leave"):
+        lora.add_adapters(model_of_one_block(), LoraArgs(target_modules=("up_proj",)), seed=0)
+    model = model_of_one_block()
+    lora.add_adapters(model, LoraArgs(target_modules=("all-linear",)), seed=0)
+    adapted = [layer.name for layer in lora.adapted_layers(model) if layer.name.endswith("up_proj")]
+    assert adapted == ["model.layers.2.mlp.up_proj", "model.layers.3.mlp.up_proj"]
 
 
 def test_every_linear_layer_can_be_meant(tmp_path: Path) -> None:

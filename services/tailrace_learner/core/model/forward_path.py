@@ -80,10 +80,15 @@ def set_path(model: Any, path: ForwardPath) -> None:
 
 
 def use_attention(model: Any, name: str) -> bool:
-    """Sets the attention of a model; False if it has only its own."""
-    if name and model.config._attn_implementation != name:
-        model.set_attn_implementation(name)
-    return not name or model.config._attn_implementation == name
+    """Sets the attention of a model; False if its decoder has only its own, which it then keeps."""
+    before = decoder_of(model).config._attn_implementation
+    if not name or before == name:
+        return True
+    model.set_attn_implementation(name)
+    if decoder_of(model).config._attn_implementation == name:
+        return True
+    model.set_attn_implementation(before)  # parts of the model may have taken the other
+    return False
 
 
 def set_evaluation(model: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailrace.config import ConfigError
 from tailrace.model_probe import SHORT, shortened, special_lengths, stirred
@@ -16,7 +16,7 @@ from tailrace_learner.adapters.hf_model import prepared
 from tailrace_learner.config import LearnerConfig, ModelArgs
 from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.cpu.fast_attention import is_fast_attention
-from tailrace_learner.core.model.forward_path import path_of
+from tailrace_learner.core.model.forward_path import decoder_of, path_of, use_attention
 from tailrace_learner.core.model.policy import PolicyModel
 from tests.models.judge import CPU, check_learner, learner_verdicts, moved_model, rows
 from tests.models.page import PAGE, lines_of
@@ -52,6 +52,32 @@ def test_rows_go_alone_where_it_is_asked_for() -> None:
     assert policy.path.name == "rows"
     assert [len(part) for part in policy.passes(rows(), config())] == [1, 1, 1]
     check_learner(model, moved_model("qwen3"))
+
+
+def model_that_sees() -> Any:
+    """A model whose text part takes another attention, and whose picture part does not."""
+    keys = ("vocab_size", "hidden_size", "intermediate_size")
+    keys += ("num_attention_heads", "num_key_value_heads")
+    text = {key: getattr(configuration("qwen2"), key) for key in keys} | {"num_hidden_layers": 2}
+    sight = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 8}
+    sight |= {"output_channels": 8, "image_size": 32, "patch_size": 16, "global_attn_indexes": [0]}
+    made = AutoConfig.for_model("got_ocr2", text_config=text, vision_config=sight)
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(made, attn_implementation="eager").eval()
+
+
+@pytest.mark.parametrize(("forward", "path"), [("auto", "shared"), ("rows", "rows")])
+def test_a_part_for_pictures_does_not_slow_the_text(forward: str, path: str) -> None:
+    model = prepared(model_that_sees(), config(forward=forward))
+    assert path_of(model).name == path
+    check_learner(model, model_that_sees())
+
+
+def test_a_model_whose_decoder_has_one_attention_keeps_it() -> None:
+    model = new_model("deepseek_v3")
+    model.model._can_set_attn_implementation = model._can_set_attn_implementation = lambda: False
+    assert not use_attention(model, "sdpa")
+    assert decoder_of(model).config._attn_implementation == "eager"
 
 
 def test_a_bounded_way_packs_rows_below_the_bound() -> None:
