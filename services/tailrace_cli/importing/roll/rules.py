@@ -5,11 +5,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tailrace.config.settings import Derived, Lookup, NoEffectError, value_names
-from tailrace.config.settings.values import whole_number
+from tailrace.config.settings.actor_train import ranks_on
+from tailrace.config.settings.tables import servers_on
+from tailrace.config.settings.values import devices, whole_number
 from tailrace_cli.importing import value_names as names
 from tailrace_cli.importing.rules import is_gae, is_on, listed
 
 NORM = "reward_normalization"
+# Roles that name the same GPU take turns on it.
+GPUS_OF_ROLES = ("actor_train.device_mapping", "actor_infer.device_mapping")
 LENGTHS = ("agents.max_episode_tokens", "inference.max_model_len")
 
 has_critic = is_gae("adv_estimator")
@@ -175,3 +179,31 @@ def tracker(name: Any, lookup: Lookup) -> Mapping[str, Any]:
     """The tracker, or none."""
     project = lookup("tracker_kwargs.project", lookup("exp_name"))
     return names.trackers([name], project, ("stdout",))
+
+
+def engine_gpus(mapping: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """GPUs of the engines, and whether the learner shares one of them."""
+    return {**servers_on(mapping, lookup), **_machines(lookup)}
+
+
+def learner_gpus(mapping: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """GPUs of the learner's ranks."""
+    return {**ranks_on(mapping, lookup), **_machines(lookup)}
+
+
+def _machines(lookup: Lookup) -> Mapping[str, Any]:
+    """As many nodes as the highest GPU asks for, and turns on what both roles name."""
+    learner, engine = (_gpus(lookup(name)) for name in GPUS_OF_ROLES)
+    per_node, highest = lookup("cluster.num_gpus_per_node"), max((*learner, *engine), default=0)
+    ours: dict[str, Any] = {"colocated": True} if set(learner) & set(engine) else {}
+    if isinstance(per_node, int) and 0 < per_node <= highest:
+        ours["cluster.num_nodes"] = highest // per_node + 1
+    return ours
+
+
+def _gpus(mapping: Any) -> list[int]:
+    """The GPUs of a role; none if it names none, of which the rule of that role speaks."""
+    try:
+        return [] if mapping is None else devices(mapping)
+    except ValueError:
+        return []

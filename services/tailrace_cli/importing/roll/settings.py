@@ -5,7 +5,7 @@ Its roles have names that our experiments accept too: their rules are those of o
 
 from tailrace.config.settings import TABLES, Derived, Refused, values
 from tailrace_cli.importing import value_names as names
-from tailrace_cli.importing.roll import environments, placement, rules
+from tailrace_cli.importing.roll import environments, rules
 from tailrace_cli.importing.rules import (
     NOT_CORRECTED,
     SYNCHRONOUS,
@@ -170,15 +170,15 @@ ROLL = System(
         to(f"{_INFER}.max_num_seqs", "inference.max_running"),
         to(f"{_INFER}.max_num_batched_tokens", "inference.max_batched_tokens"),
         Derived(
-            placement.ROLES[0],
+            rules.GPUS_OF_ROLES[0],
             ("cluster.learner_gpus", "learner.strategy_args.num_ranks", *_MACHINES),
-            placement.ranks,
+            rules.learner_gpus,
             "a rank on each; `colocated` where engines share one",
         ),
         Derived(
-            placement.ROLES[1],
+            rules.GPUS_OF_ROLES[1],
             ("cluster.inference_gpus", "cluster.num_inference_servers", *_MACHINES),
-            placement.engines,
+            rules.engine_gpus,
             "engines on them; `colocated` where the learner shares one",
         ),
         Refused(_INFER, names.NO_ENGINE),
