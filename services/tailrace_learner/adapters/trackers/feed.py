@@ -120,7 +120,11 @@ class TrackerFeed:
         metrics.FAILED_TRACKERS.labels(self._name).inc()
         if self._backoff.num_failures == 0:
             log.error("tracker fails", tracker=self._name, error=str(error), remedy=_REMEDY)
-        self._tracker, self._delivered, self._waiting = None, [], []
+        try:
+            self._close_tracker()
+        except ForeignCodeError as of_close:
+            log.warning("failed tracker not closed", tracker=self._name, error=str(of_close))
+        self._delivered, self._waiting = [], []
         self._rows.restart()
 
 

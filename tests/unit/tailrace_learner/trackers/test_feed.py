@@ -162,13 +162,14 @@ def test_a_disk_that_takes_nothing_is_counted_logged_once_and_loses_no_row(files
 
 
 class Moody:
-    """A tracker whose row of step 2 fails, the first time."""
+    """A tracker whose row of step 2 fails, the first time, and its end as well."""
 
     made: ClassVar[list[Moody]] = []
 
     def __init__(self) -> None:
         self.made.append(self)
         self.rows: list[MetricsRow] = []
+        self.is_closed = False
 
     def write(self, row: MetricsRow) -> None:
         if row["step"] == 2 and len(self.made) == 1:
@@ -179,13 +180,18 @@ class Moody:
         pass
 
     def close(self) -> None:
-        pass
+        self.is_closed = True
+        if len(self.made) == 1:
+            raise RuntimeError("no")
 
 
-def test_a_tracker_that_failed_begins_anew_with_all_rows(files: RunFiles) -> None:
+def test_a_tracker_that_failed_is_closed_and_begins_anew_with_all_rows(files: RunFiles) -> None:
     files.first_run()
     feed = TrackerFeed("moody", Moody, RowFile(files.run_dir / "metrics.jsonl"), 3)
-    assert not feed.deliver()
+    with capture_logs() as logs:
+        assert not feed.deliver()
+    assert [line["event"] for line in logs] == ["tracker fails", "failed tracker not closed"]
+    assert [tracker.is_closed for tracker in Moody.made] == [True]
     assert feed.deliver()
     assert feed.deliver()
     assert [row["step"] for row in Moody.made[-1].rows] == [0, 1, 2, 3]
