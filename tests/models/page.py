@@ -26,8 +26,8 @@ variant.
 - **Learner** (`learner.model_args.forward`). *Shared prefixes*: rows packed into one pass, common
   beginnings once. *Packed*: without the latter. *One row at a time*: the plain model; slower. *Below a
   special length*: longer rows go by themselves.
-- **LoRA**: the same, with adapters in all linear layers (`learner.lora.target_modules: [all-linear]`) but
-  those of one weight.
+- **LoRA**: the same, with adapters in all linear layers (`learner.lora.target_modules: [all-linear]`)
+  but those of one weight.
 - **Engine** (`inference.forward`). *Yes*: continuous batching over paged keys and values. *One sequence
   at a time*: the plain model with its own cache; slow with many running requests. *Below a special
   length*: the model changes there for earlier tokens too, so that no engine could sample what the
