@@ -111,7 +111,8 @@ class FrozenLakeText(TextGame):
         self._map = map_for_seed(config.size, config.p, config.split, seed)
         self._text = "\n".join(self._map) + "\n"
         self._lake = copy.copy(lake_on(self._map, config.is_slippery))
-        self._lake.reset(seed=seed)
+        self._lake.np_random = self.np_random  # instead of a second one
+        self._lake.reset()
         return self.instructions() + self.grid()
 
     def instructions(self) -> str:
