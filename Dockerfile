@@ -36,43 +36,43 @@ COPY --chown=65532:65532 shared services /
 
 FROM service AS scheduler
 COPY --chown=65532:65532 --from=sources / /opt/tailrace/src
-ENTRYPOINT ["python", "-m", "tailrace_scheduler"]
+ENTRYPOINT ["python", "-m", "tailrace.start", "tailrace_scheduler"]
 
 FROM service AS weight-sync
 COPY --chown=65532:65532 --from=sources / /opt/tailrace/src
-ENTRYPOINT ["python", "-m", "tailrace_weight_sync"]
+ENTRYPOINT ["python", "-m", "tailrace.start", "tailrace_weight_sync"]
 
 FROM service AS sandbox
 COPY --chown=65532:65532 --from=sources / /opt/tailrace/src
-ENTRYPOINT ["python", "-m", "tailrace_sandbox"]
+ENTRYPOINT ["python", "-m", "tailrace.start", "tailrace_sandbox"]
 
 FROM build AS build-agents
 RUN sh /src/install.sh agents
 FROM service AS agents
 COPY --chown=65532:65532 --from=build-agents /opt/extra /opt/extra
 COPY --chown=65532:65532 --from=sources / /opt/tailrace/src
-ENTRYPOINT ["python", "-m", "tailrace_agents"]
+ENTRYPOINT ["python", "-m", "tailrace.start", "tailrace_agents"]
 
 FROM build AS build-gateway
 RUN sh /src/install.sh gateway
 FROM service AS gateway
 COPY --chown=65532:65532 --from=build-gateway /opt/extra /opt/extra
 COPY --chown=65532:65532 --from=sources / /opt/tailrace/src
-ENTRYPOINT ["python", "-m", "tailrace_gateway"]
+ENTRYPOINT ["python", "-m", "tailrace.start", "tailrace_gateway"]
 
 FROM build AS build-reward
 RUN sh /src/install.sh reward
 FROM service AS reward
 COPY --chown=65532:65532 --from=build-reward /opt/extra /opt/extra
 COPY --chown=65532:65532 --from=sources / /opt/tailrace/src
-ENTRYPOINT ["python", "-m", "tailrace_reward"]
+ENTRYPOINT ["python", "-m", "tailrace.start", "tailrace_reward"]
 
 FROM build AS build-autoscaler
 RUN sh /src/install.sh autoscaler
 FROM service AS autoscaler
 COPY --chown=65532:65532 --from=build-autoscaler /opt/extra /opt/extra
 COPY --chown=65532:65532 --from=sources / /opt/tailrace/src
-ENTRYPOINT ["python", "-m", "tailrace_autoscaler"]
+ENTRYPOINT ["python", "-m", "tailrace.start", "tailrace_autoscaler"]
 
 # Follows a run to its end, and ends the release's workloads with it.
 FROM build-autoscaler AS build-run
@@ -104,10 +104,10 @@ COPY --chown=65532:65532 --from=build-torch /opt/tailrace /opt/tailrace
 COPY --chown=65532:65532 --from=sources / /opt/tailrace/src
 
 FROM torch AS learner
-ENTRYPOINT ["python", "-m", "tailrace_learner"]
+ENTRYPOINT ["python", "-m", "tailrace.start", "tailrace_learner"]
 
 FROM torch AS inference-torch
-ENTRYPOINT ["python", "-m", "tailrace_inference"]
+ENTRYPOINT ["python", "-m", "tailrace.start", "tailrace_inference"]
 
 FROM build-gpu AS build-vllm
 ARG VLLM=vllm==0.32.0
@@ -115,7 +115,7 @@ RUN sh /src/install.sh inference "${VLLM}"
 FROM gpu AS inference-vllm
 COPY --chown=65532:65532 --from=build-vllm /opt/tailrace /opt/tailrace
 COPY --chown=65532:65532 --from=sources / /opt/tailrace/src
-ENTRYPOINT ["python", "-m", "tailrace_inference"]
+ENTRYPOINT ["python", "-m", "tailrace.start", "tailrace_inference"]
 
 FROM build-gpu AS build-sglang
 ARG SGLANG=sglang==0.5.23
@@ -123,4 +123,4 @@ RUN sh /src/install.sh inference "${SGLANG}"
 FROM gpu AS inference-sglang
 COPY --chown=65532:65532 --from=build-sglang /opt/tailrace /opt/tailrace
 COPY --chown=65532:65532 --from=sources / /opt/tailrace/src
-ENTRYPOINT ["python", "-m", "tailrace_inference"]
+ENTRYPOINT ["python", "-m", "tailrace.start", "tailrace_inference"]

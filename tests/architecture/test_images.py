@@ -39,7 +39,7 @@ def images() -> dict[str, tuple[str, str]]:
         if base == "service":
             builder = re.search(r"--from=(build-\S+) /opt/extra", body)
             extras = re.search(r"install.sh (\S+)", stages[builder.group(1)][1]) if builder else None
-            module = re.search(r'ENTRYPOINT \["python", "-m", "(\S+)"\]', body)
+            module = re.search(r'ENTRYPOINT \["python", "-m", (?:"tailrace.start", )?"(\S+)"\]', body)
             assert module is not None, name
             found[name] = (extras.group(1) if extras else "", module.group(1))
     return found
@@ -74,6 +74,15 @@ def _required_by(name: str, extras: set[str]) -> list[Requirement]:
     kinds = [{"extra": extra} for extra in ("", *extras)]
     kept = [each for each in lines if each.marker is None or any(map(each.marker.evaluate, kinds))]
     return [Requirement(str(each).split(";")[0]) for each in kept]
+
+
+def test_the_images_start_services_as_a_local_cluster_does() -> None:
+    started = re.findall(
+        r'^ENTRYPOINT \["python", "-m", (.+)\]$', (ROOT / "Dockerfile").read_text(), re.MULTILINE
+    )
+    services = [each for each in started if not each.startswith('"tailrace_cli.')]
+    assert len(services) == len(started) - 1
+    assert all(re.fullmatch(r'"tailrace.start", "tailrace_\w+"', each) for each in services)
 
 
 @pytest.mark.parametrize("target", IMAGES)

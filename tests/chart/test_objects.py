@@ -21,6 +21,11 @@ def seconds(workload: dict[str, Any]) -> int:
     return pod_of(workload)["terminationGracePeriodSeconds"]
 
 
+def test_the_last_words_of_a_failed_container_are_in_its_pods_status(render: Render) -> None:
+    policies = {container_of(each)["terminationMessagePolicy"] for each in workloads(render())}
+    assert policies == {"FallbackToLogsOnError"}
+
+
 # Experiment
 
 

@@ -147,6 +147,13 @@ def test_helm_test_plays_one_episode(render: Render) -> None:
     assert container_of(pod)["args"][-2:] == ["--until", "episode"]
 
 
+def test_helm_test_leaves_no_pod_when_it_fails(render: Render) -> None:
+    annotations = render()["Pod", "demo-test"]["metadata"]["annotations"]
+    policies = {"before-hook-creation", "hook-succeeded", "hook-failed"}
+    assert set(annotations["helm.sh/hook-delete-policy"].split(",")) == policies
+    assert annotations["helm.sh/hook-output-log-policy"] == "hook-failed"
+
+
 # Monitoring
 
 

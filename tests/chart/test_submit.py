@@ -196,6 +196,19 @@ def test_status_and_logs_are_those_of_the_runs_pods(team: Team) -> None:
         releases.logs(team.cluster, "one", "learner", 5, False, team.console)
 
 
+def test_status_says_why_a_container_ends_again_and_again(team: Team) -> None:
+    team.install("shared", STANDING)
+    team.submit("exp_name=one")
+    ended = {"exitCode": 2, "reason": "Error", "message": "stopped\nerror: pretrain: [x] is no model\n"}
+    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+    team.api.put(pod("learner", ready=False, state=waiting, lastState={"terminated": ended}))
+    team.api.put(pod("agents", lastState={"terminated": ended | {"message": "long ago"}}))
+    releases.status(team.cluster, "one", team.console)
+    said = team.said()
+    assert "one-learner-x ended: error: pretrain: [x] is no model" in said
+    assert "long ago" not in said
+
+
 def test_a_cluster_that_goes_away_is_named_and_a_log_that_breaks_off_says_so(
     team: Team, api: FakeApiServer
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -111,18 +111,27 @@ def test_live_update_puts_the_packages_where_the_image_has_them(tilt: FakeTilt) 
         assert ["shared", "/opt/tailrace/src"] in synced
         assert ["services", "/opt/tailrace/src"] in synced
         assert named["live_update"][0][0] == "fall_back_on"
-        module = re.search(r"python -m (\S+)", named["entrypoint"][2])
-        assert module is not None
-        assert importlib.util.find_spec(module[1]) is not None
         for source, _ in synced:
             assert (ROOT / source).is_dir()
+
+
+def test_a_container_runs_what_its_image_starts(tilt: FakeTilt) -> None:
+    stages = (ROOT / "Dockerfile").read_text().split("\nFROM ")
+    for _, named in tilt.of("docker_build"):
+        stage = next(
+            each for each in stages if each.partition("\n")[0].endswith(f" AS {named['target']}")
+        )
+        (started,) = re.findall(r"^ENTRYPOINT (.+)$", stage, re.MULTILINE)
+        command = re.search(r'^ *(python .+) "\$@"', named["entrypoint"][2], re.MULTILINE)
+        assert command is not None
+        assert command[1].split() == json.loads(started)
 
 
 def test_a_container_ends_as_its_service_does_when_its_pod_is_stopped(
     tilt: FakeTilt, tmp_path: Path
 ) -> None:
     _, named = tilt.of("docker_build")[0]
-    script = re.sub(r"python -m \S+", 'sh "$0.service"', named["entrypoint"][2]).replace(
+    script = re.sub(r"python -m [\w. ]+\w", 'sh "$0.service"', named["entrypoint"][2]).replace(
         "/tmp", str(tmp_path)
     )
     service = tmp_path / "sh.service"

@@ -49,6 +49,7 @@ spec:
     - name: {{ .part | replace "_" "-" }}
       image: {{ include "tailrace.image" (dict "root" $root "name" .image) | quote }}
       imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      terminationMessagePolicy: FallbackToLogsOnError
       {{- with .command }}
       command: {{- toYaml . | nindent 8 }}
       {{- end }}

@@ -27,6 +27,7 @@ class Pod(NamedTuple):
     state: str
     is_ready: bool
     restarts: int
+    error: str = ""
 
 
 class LogLine(NamedTuple):
@@ -205,4 +206,16 @@ def _pod(found: Any) -> Pod:
         state=waiting[0] if waiting else found.status.phase,
         is_ready=bool(statuses) and all(each.ready for each in statuses),
         restarts=sum(each.restart_count for each in statuses),
+        error=next(filter(None, map(_error, statuses)), ""),
     )
+
+
+def _error(status: Any) -> str:
+    """Last line of a container that waits to start again after a failure, or has failed for good."""
+    if status.ready:
+        return ""
+    ends = [
+        state.terminated for state in (status.state, status.last_state) if state and state.terminated
+    ]
+    lines = (ends[0].message or "").splitlines() if ends and ends[0].exit_code else []
+    return lines[-1] if lines else ""

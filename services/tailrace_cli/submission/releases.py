@@ -27,6 +27,11 @@ def status(cluster: Cluster, release: str, console: Console) -> None:
         table.add_row(pod.name, pod.component, pod.state, ready, str(pod.restarts))
     if pods:
         console.print(table)
+    for pod in pods:
+        if pod.error:
+            console.print(
+                f"{pod.name} ended: {pod.error}", soft_wrap=True, markup=False, highlight=False
+            )
     for pod in _of_run(pods):
         print_log(console, (readable(*line, "") for line in cluster.log(pod, _PROGRESS_LINES)))
 

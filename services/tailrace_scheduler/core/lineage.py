@@ -44,7 +44,7 @@ class Lineage:
         self._ready: dict[str, int] = {}  # group id -> bytes
         self._trained: dict[str, tuple[int, int]] = {}  # group id -> (step, bytes); not in a checkpoint
         self._versions: dict[tuple[str, int], int] = {}  # (lineage, step) -> policy version
-        self._newest_version = -1
+        self._newest: tuple[str, int] = ("", -1)  # lineage that published last, its highest version
 
     @property
     def started(self) -> bool:
@@ -62,8 +62,8 @@ class Lineage:
 
     @property
     def newest_version(self) -> int:
-        """Highest version ever published."""
-        return self._newest_version
+        """Highest version of the lineage that published last; on new servers they begin anew."""
+        return self._newest[1]
 
     @property
     def num_ready(self) -> int:
@@ -131,6 +131,8 @@ class Lineage:
         if policy_version < 0:
             return
         self._versions[lineage, step] = max(policy_version, self._versions.get((lineage, step), -1))
-        self._newest_version = max(self._newest_version, policy_version)
+        if lineage == self.name:
+            newest = self._newest[1] if self._newest[0] == lineage else -1
+            self._newest = (lineage, max(newest, policy_version))
         if len(self._versions) > 64:
             del self._versions[next(iter(self._versions))]

@@ -73,3 +73,13 @@ def test_the_version_of_a_resumed_step_is_the_one_it_was_published_under_again()
     lineage.published(WeightsPublished(7, "M", 0, 1))
     assert lineage.policy_version == 7
     assert lineage.newest_version == 7
+
+
+def test_versions_on_new_servers_begin_anew() -> None:
+    lineage = made_lineage()
+    lineage.published(WeightsPublished(21, "L", 20, 1))
+    lineage.resumed(LearnerResumed("M", 20, 0, "step_20"))
+    assert lineage.newest_version == 21
+    lineage.published(WeightsPublished(1, "M", 20, 1))
+    lineage.published(WeightsPublished(22, "L", 21, 1))  # of the learner that is gone
+    assert lineage.newest_version == 1
