@@ -82,20 +82,14 @@ def _target_names(model: Any, wanted: tuple[str, ...]) -> list[str]:
     linear = _linear_layers(model)
     takes_all = wanted == ("all-linear",)
     found = [name for name in linear if takes_all or name.rpartition(".")[2] in wanted]
-    unused = _uncalled(model, found)
-    if unused and not takes_all:
+    unfit = _unfit(model, found)
+    if unfit and not takes_all:
+        name, reason = next(iter(unfit.items()))
         raise ConfigError(
-            f"learner.lora.target_modules: {model.config.model_type} reads the weight of {unused[0]} "
-            f"itself, so that an adapter has no effect: leave {unused[0].rpartition('.')[2]} out"
+            f"learner.lora.target_modules: {model.config.model_type} {reason}: leave "
+            f"{name.rpartition('.')[2]} out"
         )
-    shared = _shared(model, found)
-    if shared and not takes_all:
-        raise ConfigError(
-            f"learner.lora.target_modules: {model.config.model_type} has one weight for {shared[0]} "
-            "and other layers, which cannot have adapters of their own: leave "
-            f"{shared[0].rpartition('.')[2]} out"
-        )
-    found = [name for name in found if name not in unused and name not in shared]
+    found = [name for name in found if name not in unfit]
     if not found:
         known = ", ".join(sorted({name.rpartition(".")[2] for name in linear})) or "none"
         raise ConfigError(
@@ -103,6 +97,19 @@ def _target_names(model: Any, wanted: tuple[str, ...]) -> list[str]:
             f"{', '.join(wanted)}; its linear layers are: {known}"
         )
     return found
+
+
+def _unfit(model: Any, names: list[str]) -> dict[str, str]:
+    """Layers on which an adapter would be wrong, with the reason."""
+    uncalled = {
+        name: f"reads the weight of {name} itself, so that an adapter has no effect"
+        for name in _uncalled(model, names)
+    }
+    shared = {
+        name: f"has one weight for {name} and other layers, which cannot have adapters of their own"
+        for name in _shared(model, names)
+    }
+    return uncalled | shared
 
 
 def _linear_layers(model: Any) -> list[str]:

@@ -30,14 +30,15 @@ from tailrace.store.groups import (
     PutResult,
     ReadyGroup,
     admitted_event,
+    lost_group,
     settled_event,
     unplayed_trajectory,
 )
 from tailrace.store.quarantine import quarantine
 from tailrace_protos.base import decode, encode
-from tailrace_protos.episode import EnvTask, Outcome
+from tailrace_protos.episode import Outcome
 from tailrace_protos.event import CheckpointSaved
-from tailrace_protos.subjects import Phase, redis_prefix
+from tailrace_protos.subjects import redis_prefix
 from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
 
 _START = "0-0"
@@ -238,32 +239,16 @@ class TrajectoryBuffer:
             return None
 
     async def _abandon(self, group_id: str, fields: Mapping[str, bytes]) -> None:
-        phase: Phase = "eval" if fields.get("phase") == b"eval" else "train"
-        number = fields.get("members", b"")
-        num_members = int(number) if number.isdigit() else 0
-        unknown = GroupRecord(
-            group_id=group_id,
-            group_index=-1,
-            phase=phase,
-            tasks=(EnvTask("", 0),) * num_members,
-            deadline_unix_s=0.0,
-            min_valid=num_members,
-            step=0,
-        )
-        reason, now_s = "its group was corrupted in Redis", time.time()
-        ended = [
-            unplayed_trajectory(unknown, member, Outcome.INFRA_FAILURE, reason, now_s)
-            for member in range(num_members)
-            if f"s{member}" not in fields
-        ]
+        lost = lost_group(group_id, fields)
+        ends = map(encode, lost.ends)
         await self._script(
             scripts.ABANDON_GROUP,
             self._prefix,
             group_id,
-            phase,
-            num_members,
+            lost.phase,
+            lost.num_members,
             "scheduler",
-            *(encode(settled_event(one)) for one in ended),
+            *ends,
         )
 
 

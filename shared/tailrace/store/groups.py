@@ -1,6 +1,8 @@
 """Records of the trajectory buffer, and the audit events of its changes."""
 
 import enum
+import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -30,6 +32,14 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     def episode_id(self, member: int) -> str:
         """Returns the id of one member's episode."""
         return f"{self.group_id}.{member}"
+
+
+class LostGroup(NamedTuple):
+    """Rest of an open group whose record cannot be decoded."""
+
+    phase: Phase
+    num_members: int
+    ends: list[EpisodeSettled]  # of members that have not ended
 
 
 class PutResult(enum.StrEnum):
@@ -116,3 +126,26 @@ def unplayed_trajectory(
         started_unix_s=unix_s,
         finished_unix_s=unix_s,
     )
+
+
+def lost_group(group_id: str, fields: Mapping[str, bytes]) -> LostGroup:
+    """Reads what is left of a group in Redis, to close it."""
+    phase: Phase = "eval" if fields.get("phase") == b"eval" else "train"
+    number = fields.get("members", b"")
+    num_members = int(number) if number.isdigit() else 0
+    record = GroupRecord(
+        group_id=group_id,
+        group_index=-1,
+        phase=phase,
+        tasks=(EnvTask("", 0),) * num_members,
+        deadline_unix_s=0.0,
+        min_valid=num_members,
+        step=0,
+    )
+    reason, now_s = "its group was corrupted in Redis", time.time()
+    ends = [
+        settled_event(unplayed_trajectory(record, member, Outcome.INFRA_FAILURE, reason, now_s))
+        for member in range(num_members)
+        if f"s{member}" not in fields
+    ]
+    return LostGroup(phase, num_members, ends)
