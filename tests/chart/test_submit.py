@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import helm_python
 import pytest
@@ -68,7 +69,7 @@ def team(api: FakeApiServer, tmp_path: Path) -> Team:
     return Team(api, tmp_path)
 
 
-def pod(component: str, **changes: object) -> dict[str, object]:
+def pod(component: str, **changes: object) -> dict[str, Any]:
     state = {"name": component, "ready": True, "restartCount": 2, "image": "i", "imageID": "i",
              "state": {"running": {}}}  # fmt: skip
     labels = {"app.kubernetes.io/instance": "one", "app.kubernetes.io/component": component}
@@ -194,6 +195,17 @@ def test_status_and_logs_are_those_of_the_runs_pods(team: Team) -> None:
     assert "step 3" in team.said()
     with pytest.raises(ConfigError, match=r"no pod of learner in release one \(there: agents, run\)"):
         releases.logs(team.cluster, "one", "learner", 5, False, team.console)
+
+
+def test_status_cuts_no_name_on_a_narrow_terminal(team: Team) -> None:
+    team.install("shared", STANDING)
+    team.submit("exp_name=one")
+    made = pod("learner")
+    name = f"one-learner-{'x' * 50}"
+    team.api.put({**made, "metadata": made["metadata"] | {"name": name}})
+    releases.status(team.cluster, "one", Console(file=team.screen, width=80))
+    cells = [line.partition(" ")[0] for line in team.said().splitlines()]
+    assert name in "".join(cells)
 
 
 def test_status_says_why_a_container_ends_again_and_again(team: Team) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from tailrace.config import ConfigError
 from tailrace_cli.console import tell_error
@@ -20,7 +20,8 @@ def status(cluster: Cluster, release: str, console: Console) -> None:
     values = _known(cluster, release)
     run = values.get("experiment", {}).get("exp_name", "")
     console.print(f"{release}: run {run} {cluster.run_state(release)}", soft_wrap=True)
-    table = Table("pod", "component", "state", "ready", "restarts", box=None, pad_edge=False)
+    name = Column("pod", overflow="fold")  # never cut: other commands need it whole
+    table = Table(name, "component", "state", "ready", "restarts", box=None, pad_edge=False)
     pods = cluster.pods(release)
     for pod in pods:
         ready = "yes" if pod.is_ready else "no"
