@@ -219,7 +219,7 @@ class TrajectoryBuffer:
     async def _group(self, group_id: str) -> GroupRecord | None:
         """Returns the record of an open group with its progress; None if it is closed or corrupted.
 
-        A corrupted one is closed with what its members did, so that nobody waits for it.
+        A corrupted one is closed and not trained, so that nobody waits for it.
         """
         found = await self._redis.read_hash(f"{self._prefix}group:{group_id}")
         fields = {name.decode(): value for name, value in found.items()}

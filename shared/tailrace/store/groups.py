@@ -13,6 +13,8 @@ from tailrace_protos.event import EpisodeSettled, GroupAdmitted
 from tailrace_protos.subjects import Phase
 from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
 
+_MOST_DIGITS = 5  # of the number of members in a group whose record is corrupted
+
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Group as the scheduler records it and reads it after a restart."""
@@ -132,7 +134,7 @@ def lost_group(group_id: str, fields: Mapping[str, bytes]) -> LostGroup:
     """Reads what is left of a group in Redis, to close it."""
     phase: Phase = "eval" if fields.get("phase") == b"eval" else "train"
     number = fields.get("members", b"")
-    num_members = int(number) if number.isdigit() else 0
+    num_members = int(number) if number.isdigit() and len(number) <= _MOST_DIGITS else 0
     record = GroupRecord(
         group_id=group_id,
         group_index=-1,

@@ -123,6 +123,18 @@ async def test_a_corrupted_open_group_is_closed_with_all_its_members(
     assert await redis.command("EXISTS", f"{{{run_name}}}:data:{broken.group_id}") == 0
 
 
+@pytest.mark.parametrize("members", [b"9" * 12, b"-1", b"", b"\xff"])
+async def test_a_corrupted_number_of_members_costs_nothing(
+    members: bytes, buffer: TrajectoryBuffer, outbox: Outbox, redis: StoreConnection, run_name: str
+) -> None:
+    await buffer.record_group(group(0))
+    key = f"{{{run_name}}}:group:train-0"
+    await redis.command("HSET", key, "record", b"\xc1", "members", members)
+    assert await buffer.open_groups() == []
+    bodies = [event.body for event in await outbox.read(100, 0)]
+    assert bodies[1:] == [GroupClosed("train-0", "train", 0, 0, sent_to_learner=False, num_bytes=0)]
+
+
 async def test_the_learner_does_not_wait_for_a_corrupted_group(
     buffer: TrajectoryBuffer, redis: StoreConnection, run_name: str
 ) -> None:

@@ -11,6 +11,17 @@ local function count(field, by)
   redis.call('HINCRBY', P .. 'counters', field, by)
 end
 
+-- Closes an open group. Late writers learn that it is closed for an hour.
+local function close_group(service, gid, phase, valid, members, sent, bytes)
+  redis.call('DEL', P .. 'group:' .. gid)
+  redis.call('ZREM', P .. 'open', gid)
+  redis.call('ZREM', P .. 'ages', gid)
+  if phase == 'train' then redis.call('XADD', P .. 'closings', 'MAXLEN', 1, '*', 'g', gid) end
+  redis.call('SET', P .. 'closed:' .. gid, '', 'EX', 3600)
+  emit(service, cmsgpack.pack({type = 'group_closed', group_id = gid, phase = phase, num_valid = valid,
+    num_members = members, sent_to_learner = sent, num_bytes = bytes}))
+end
+
 -- Returns true for the first call with `id`. Ids with a lifetime expire; the others never expire.
 local function first_time(id, lifetime_s)
   local now = tonumber(redis.call('TIME')[1])

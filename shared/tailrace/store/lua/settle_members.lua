@@ -1,7 +1,6 @@
 -- Settles members of a group (the first writer of a member wins) and closes the group with its last one.
 -- ARGV: group id, service, then for each member: number, outcome, '1' if valid else '0', trajectory, event
 -- Returns {known, members settled by this call, closed}.
-local CLOSED_MEMORY_S = 3600 -- time in which late writers learn that the group is closed
 local gid, service = ARGV[1], ARGV[2]
 local group, data = P .. 'group:' .. gid, P .. 'data:' .. gid
 local state = redis.call('HMGET', group, 'phase', 'members', 'min_valid', 'left', 'valid', 'bytes', 'index', 'step')
@@ -45,11 +44,5 @@ if sent then
 else
   redis.call('DEL', data)
 end
-redis.call('DEL', group)
-redis.call('ZREM', P .. 'open', gid)
-redis.call('ZREM', P .. 'ages', gid)
-if phase == 'train' then redis.call('XADD', P .. 'closings', 'MAXLEN', 1, '*', 'g', gid) end
-redis.call('SET', P .. 'closed:' .. gid, '', 'EX', CLOSED_MEMORY_S)
-emit(service, cmsgpack.pack({type = 'group_closed', group_id = gid, phase = phase, num_valid = valid,
-  num_members = members, sent_to_learner = sent, num_bytes = bytes}))
+close_group(service, gid, phase, valid, members, sent, bytes)
 return {1, settled, 1}

@@ -73,11 +73,18 @@ def test_a_part_for_pictures_does_not_slow_the_text(forward: str, path: str) -> 
     check_learner(model, model_that_sees())
 
 
-def test_a_model_whose_decoder_has_one_attention_keeps_it() -> None:
-    model = new_model("deepseek_v3")
-    model.model._can_set_attn_implementation = model._can_set_attn_implementation = lambda: False
+def test_no_part_of_a_model_takes_an_attention_that_its_decoder_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = {key: value for key, value in configuration("gemma3_text").to_dict().items() if value}
+    sight = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    made = AutoConfig.for_model("gemma3", text_config=text, vision_config=sight)
+    model = AutoModelForCausalLM.from_config(made, attn_implementation="eager").eval()
+    monkeypatch.setattr(type(decoder_of(model)), "_can_set_attn_implementation", lambda *_: False)
     assert not use_attention(model, "sdpa")
-    assert decoder_of(model).config._attn_implementation == "eager"
+    assert {
+        each.config._attn_implementation for each in model.modules() if hasattr(each, "config")
+    } == {"eager"}
 
 
 def test_a_bounded_way_packs_rows_below_the_bound() -> None:
