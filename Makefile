@@ -112,8 +112,8 @@ test-heavy: .venv/ready-dev
 	$(BIN)/pytest $(LONGEST) $(filter-out $(LONGEST),$(HEAVY)) -m heavy -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/ready-dev
-	$(BIN)/ruff check protos shared services tests benchmarks
-	$(BIN)/ruff format --check protos shared services tests benchmarks
+	$(BIN)/ruff check hatch_build.py protos shared services tests benchmarks
+	$(BIN)/ruff format --check hatch_build.py protos shared services tests benchmarks
 	$(BIN)/mypy --num-workers 2 -p tailrace_protos -p tailrace -p tailrace_envs \
 		$$(for service in services/tailrace_*; do echo -p $$(basename $$service); done)
 	$(BIN)/lint-imports
@@ -167,9 +167,9 @@ bench-learner: .venv/ready-dev .venv-trl/ready
 bench-weights: .venv/ready-dev .venv-vllm/ready .venv-sglang/ready
 	$(BIN)/python -m benchmarks.bench_weights $(if $(PARTS),--parts $(PARTS))
 
-# FULL=1: every cell and 8 seeds, days of CPU.
+# GOALS=1: 8 seeds in the cells of the goals. FULL=1: every cell and 8 seeds, days of CPU.
 bench-scheduler: .venv/ready-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.bench_scheduler $(if $(FULL),--full)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.bench_scheduler $(if $(FULL),--full) $(if $(GOALS),--goals)
 
 # 20 minutes; policies measured before are left out: delete runs/bench_calibration to begin anew.
 bench-calibration: .venv/ready-dev

@@ -1,4 +1,4 @@
-"""Scheduling policies compared in simulation: `make bench-scheduler`, `FULL=1` for the full grid.
+"""Scheduling policies compared in simulation: `make bench-scheduler`, `GOALS=1` or `FULL=1` for more.
 
 Every policy runs in the same simulated cluster, driven by the scheduler's own core. Ours has one
 configuration for the whole table. Finished runs are kept in `runs/bench_scheduler` by a hash of the
@@ -25,7 +25,7 @@ from typing import NamedTuple
 from benchmarks.results import Results
 from benchmarks.scheduling.cells import OURS, Side, play
 from benchmarks.scheduling.cells import SchedulingCell as Cell
-from benchmarks.scheduling.grid import GOALS, Job, full, name_of, short
+from benchmarks.scheduling.grid import GOALS, Job, at_goals, full, name_of, short
 from benchmarks.scheduling.page import write_page
 from tailrace_cli.simulation.patience import StuckRunError
 from tailrace_scheduler.core.streams import decisions as de
@@ -155,16 +155,19 @@ def judge(results: Results, rows: Rows) -> None:
 
 
 def ratios(rows: Rows) -> Iterator[tuple[float, str]]:
-    """Yield ours against the best baseline of each cell, over the seeds that both played."""
+    """Yield ours against each baseline of each cell, over the seeds that both played."""
     for (cell, side), others in rows.items():
-        ours = rows.get((cell, OURS), {})
-        if side == OURS or not ours:
-            continue
-        seeds = sorted(others.keys() & ours.keys())
-        theirs = statistics.mean(others[seed].measures["efficiency"] for seed in seeds)
-        if theirs > 0:
-            mean = statistics.mean(ours[seed].measures["efficiency"] for seed in seeds)
-            yield mean / theirs, name_of(cell)
+        theirs, ours = _mean(others, "efficiency"), _ours_beside(rows, cell, others)
+        if side != OURS and theirs > 0 and ours > 0:
+            yield ours / theirs, name_of(cell)
+
+
+def _ours_beside(rows: Rows, cell: Cell, others: dict[int, Played]) -> float:
+    """Return the mean efficiency of ours over the seeds of a baseline, 0 where ours played not all."""
+    ours = rows.get((cell, OURS), {})
+    if not others.keys() <= ours.keys():
+        return 0.0
+    return statistics.mean(ours[seed].measures["efficiency"] for seed in others)
 
 
 def decisions_per_s(num_servers: int = 512, num_waiting: int = 100_000) -> tuple[float, float]:
@@ -196,14 +199,16 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help="every policy, e, S and 8 seeds")
+    parser.add_argument("--goals", action="store_true", help="8 seeds in the cells of the goals")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", default="", help="cells whose name begins so")
     parser.add_argument("--finished", action="store_true", help="play nothing, write what has finished")
     parser.add_argument("--rows", type=Path, default=ROOT / "runs" / "bench_scheduler")
     options = parser.parse_args()
-    jobs = [one for one in (full() if options.full else short()) if _is_chosen(one, options.only)]
+    grid = full if options.full else at_goals if options.goals else short
+    jobs = [one for one in grid() if _is_chosen(one, options.only)]
     options.rows.mkdir(parents=True, exist_ok=True)
-    results = Results("scheduler", ("numpy", "msgspec"), full=options.full)
+    results = Results("scheduler", ("numpy", "msgspec"), grid=grid.__name__)
     rate, each = decisions_per_s()
     done = options.rows / f"{code_hash()}.jsonl"
     if options.finished:
@@ -213,12 +218,12 @@ def main() -> None:
     for (cell, side), of_seeds in sorted(rows.items(), key=lambda one: (name_of(one[0][0]), one[0][1])):
         means = {name: _mean(of_seeds, name) for name in MEASURES}
         given_up = next((one.gave_up for one in of_seeds.values() if one.gave_up), "")
-        count = len(of_seeds)
         results.add(
             cell=name_of(cell),
             policy=side.name,
             rule=side.rule,
-            seeds=count,
+            seeds=len(of_seeds),
+            ours=_ours_beside(rows, cell, of_seeds),
             **means,
             gave_up=given_up,
         )

@@ -27,7 +27,6 @@ import mlflow
 import msgspec
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
 
 from benchmarks.bench_observe import Receiver
 from benchmarks.results import Results, median
@@ -145,7 +144,7 @@ def measure(folder: Path) -> dict[str, float]:
     experiment_id = mlflow.set_experiment("by span").experiment_id
     receiver = Receiver(hangs=False)
     exporter = OTLPSpanExporter(f"{receiver.url}/v1/traces")
-    resource = Resource.create({"service.name": "tailrace_agents"})
+    resource = otlp._resource({"service.name": "tailrace_agents"})
 
     def readable(spans: Sequence[FinishedSpan]) -> list[Any]:
         return [otlp._readable(span, resource, has_content=True) for span in spans]

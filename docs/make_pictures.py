@@ -134,7 +134,9 @@ def draw_terminal(screen: str, columns: int, scheme: str) -> None:
 
 def main() -> None:
     """Make all pictures."""
-    run_dir = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/lake").absolute()
+    own = "/tmp/tailrace/runs/lake"  # the pictures show the path
+    run_dir = Path(sys.argv[1] if len(sys.argv) > 1 else own).absolute()
+    run_dir.parents[1].mkdir(parents=True, exist_ok=True)
     PICTURES.mkdir(exist_ok=True)
     for columns, screen in capture(run_dir).items():
         for scheme in THEMES:

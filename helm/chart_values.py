@@ -5,11 +5,34 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Size = Annotated[str, msgspec.Meta(pattern=r"^[0-9.]+(Ki|Mi|Gi|Ti|k|M|G|T)?$")]
+NUMBER = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)"
+Size = Annotated[str, msgspec.Meta(pattern=rf"^{NUMBER}([eE][0-9]+|[KMGTPE]i|[kMGTPE])?$")]
+Quantity = (
+    Annotated[str, msgspec.Meta(pattern=rf"^\+?{NUMBER}([eE][-+]?[0-9]+|[KMGTPE]i|[numkMGTPE])?$")]
+    | Count
+)
 Url = Annotated[str, msgspec.Meta(pattern=r"^$|^(nats|tls|redis|rediss|http|https)://")]
+ResourceName = Annotated[
+    str,
+    msgspec.Meta(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"),
+]
 Release = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]*$")]
 Grace = Annotated[int, msgspec.Meta(ge=1)]
 Objects = list[dict[str, Any]]
+Engine = Literal["inference-torch", "inference-vllm", "inference-sglang"]
+ServiceName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern="^(scheduler|agents|gateway|inference|reward|sandbox|learner|weight_sync|autoscaler|run)$"
+    ),
+]
+ImageName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern="^(scheduler|agents|gateway|reward|sandbox|learner|weight[_-]sync|autoscaler|run"
+        "|inference-(torch|vllm|sglang))$"
+    ),
+]
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -19,8 +42,8 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class Resources(Strict):
     """CPU and memory."""
 
-    requests: dict[str, str | int] = {}
-    limits: dict[str, str | int] = {}
+    requests: dict[str, Quantity] = {}
+    limits: dict[str, Quantity] = {}
 
 
 class Budget(Strict):
@@ -31,7 +54,7 @@ class Budget(Strict):
 
 
 class Placement(Strict):
-    """Where pods may run."""
+    """Where pods may run, and what they are marked with."""
 
     podLabels: dict[str, str] = {}
     podAnnotations: dict[str, str] = {}
@@ -41,18 +64,25 @@ class Placement(Strict):
     priorityClassName: str = ""
     schedulerName: str = ""
     runtimeClassName: str = ""
+
+
+class Service(Placement):
+    """A pod with a program of ours."""
+
     env: Objects = []
     numThreads: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
-class Defaults(Placement):
+class Defaults(Service, kw_only=True):
     """What every pod gets."""
 
+    runAsUser: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    gpuResource: ResourceName
     labels: dict[str, str] = {}
     writableRoot: bool = False
 
 
-class Workload(Placement):
+class Workload(Service):
     """A service."""
 
     replicas: Count = 1
@@ -78,30 +108,32 @@ class Ingress(Strict):
     tlsSecret: str = ""
 
 
-class Gateway(Workload):
+class Gateway(Workload, kw_only=True):
     """The gateway."""
 
     enabled: bool = False
-    service: GatewayService | None = None
-    ingress: Ingress | None = None
+    service: GatewayService
+    ingress: Ingress
 
 
-class WeightSync(Placement):
+class WeightSync(Service):
     """weight_sync, which has one replica."""
 
     shm: Size = ""
     resources: Resources | None = None
     terminationGracePeriodSeconds: Grace | None = None
     storage: Size | Literal[""] = ""
+    storageClass: str = ""
     pdb: Budget | None = None
 
 
 class Pool(Workload):
     """Inference servers of one engine."""
 
-    image: Literal["inference-torch", "inference-vllm", "inference-sglang"] = "inference-torch"
+    image: Engine = "inference-torch"
     nodes: Annotated[int, msgspec.Meta(ge=1)] = 1
     gpus: Count = 0
+    gpuResource: ResourceName | None = None
     shm: Size = ""
     overrides: dict[str, Any] = {}
 
@@ -112,18 +144,19 @@ class Inference(Strict):
     pools: dict[Annotated[str, msgspec.Meta(pattern="^[a-z0-9]+(-[a-z0-9]+)*$")], Pool | None]
 
 
-class Learner(Placement):
+class Learner(Service, kw_only=True):
     """The learner's nodes."""
 
-    nodes: Annotated[int, msgspec.Meta(ge=1)] = 1
+    nodes: Annotated[int, msgspec.Meta(ge=1)]
     gpus: Count = 0
+    gpuResource: ResourceName | None = None
     shm: Size = ""
     resources: Resources | None = None
     terminationGracePeriodSeconds: Grace | None = None
     pdb: Budget | None = None
 
 
-class Autoscaling(Placement):
+class Autoscaling(Service):
     """The autoscaler."""
 
     enabled: bool = False
@@ -132,7 +165,7 @@ class Autoscaling(Placement):
     resources: Resources | None = None
 
 
-class Run(Placement):
+class Run(Service):
     """The Job that follows the run."""
 
     resources: Resources | None = None
@@ -145,17 +178,17 @@ class External(Strict):
     url: Url = ""
 
 
-class Nats(Placement):
+class Nats(Placement, kw_only=True):
     """nats-server."""
 
-    external: External | None = None
+    external: External
     image: str = ""
     storage: Size = ""
     storageClass: str = ""
     resources: Resources | None = None
 
 
-class Redis(Nats):
+class Redis(Nats, kw_only=True):
     """Valkey."""
 
     fsync: Literal["everysec", "always"] = "everysec"
@@ -171,16 +204,16 @@ class Credentials(Strict):
 class Tls(Strict):
     """Certificates of NATS and Redis."""
 
-    enabled: bool = False
+    enabled: bool
     plainNodes: bool = False
     existingSecret: str = ""
 
 
-class Runs(Strict):
+class Runs(Strict, kw_only=True):
     """Volume of the run directories."""
 
     size: Size = ""
-    accessModes: list[Literal["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]] = []
+    accessModes: Annotated[list[Literal["ReadWriteOnce", "ReadWriteMany"]], msgspec.Meta(min_length=1)]
     storageClass: str = ""
     existingClaim: str = ""
     keep: bool = False
@@ -192,11 +225,11 @@ class Models(Strict):
     existingClaim: str = ""
 
 
-class Hub(Strict):
+class Hub(Strict, kw_only=True):
     """Hugging Face."""
 
     tokenSecret: str = ""
-    offline: bool = True
+    offline: bool
 
 
 class ObjectStore(Strict):
@@ -207,14 +240,14 @@ class ObjectStore(Strict):
     region: str = ""
 
 
-class Storage(Strict):
+class Storage(Strict, kw_only=True):
     """Volumes, and stores outside of the cluster."""
 
     runs: Runs
     models: Models
     hub: Hub
     state: Size = ""
-    objectStore: ObjectStore | None = None
+    objectStore: ObjectStore
 
 
 class CodeImage(Strict):
@@ -232,12 +265,13 @@ class Git(Strict):
     image: str = ""
 
 
-class UserCode(Strict):
+class UserCode(Strict, kw_only=True):
     """The user's modules."""
 
-    files: dict[str, str] = {}
-    image: CodeImage | None = None
-    git: Git | None = None
+    files: dict[Annotated[str, msgspec.Meta(pattern=r"^[-._a-zA-Z0-9]+$")], str] = {}
+    image: CodeImage
+    git: Git
+    resources: Resources | None = None
 
 
 class NetworkPolicy(Strict):
@@ -247,8 +281,9 @@ class NetworkPolicy(Strict):
     metricsFrom: Objects = []
     gatewayFrom: Objects = []
     kedaFrom: Objects = []
-    extraEgress: dict[str, Objects] = {}
+    extraEgress: dict[ServiceName, Objects] = {}
     apiServer: Objects = []
+    dnsTo: Objects = []
 
 
 class Monitoring(Strict):
@@ -275,7 +310,7 @@ class Image(Strict):
     registry: str = ""
     repository: str = ""
     tag: str = ""
-    digests: dict[str, Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")]] = {}
+    digests: dict[ImageName, Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")]] = {}
     pullPolicy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     pullSecrets: Objects = []
 

@@ -51,7 +51,7 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
             Panel(
                 "Episodes ended",
                 "cps",
-                {"{{outcome}}": _rate("tailrace_agents_episodes_ended_total", "outcome")},
+                {"{{outcome}}": _rate("tailrace_scheduler_settled_episodes_total", "outcome")},
             ),
             Panel("Sampled tokens", "cps", {"tokens": _rate("tailrace_agents_sampled_tokens_total")}),
             Panel(

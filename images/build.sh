@@ -43,7 +43,7 @@ certificates=$(setting cert)
 extra=$(setting extra-index-url | tr ' ' '\n' | grep -v '^file:' | tr '\n' ' ' || true)
 [ -z "${extra// /}" ] || arguments+=(--build-arg "PIP_EXTRA_INDEX_URL=$extra")
 if [ "${1:-}" = --arguments ]; then
-    printf '%s\n' "${arguments[@]}" | grep -vx -e --build-arg
+    printf '%s\n' ${arguments[@]+"${arguments[@]}"} | grep -vx -e --build-arg
     exit
 fi
 labels=()
@@ -53,6 +53,6 @@ done
 
 for target in "${targets[@]}"; do
     # shellcheck disable=SC2086
-    "$docker" build ${BUILD_FLAGS:-} "${arguments[@]}" "${labels[@]}" --target "$target" \
+    "$docker" build ${BUILD_FLAGS:-} ${arguments[@]+"${arguments[@]}"} "${labels[@]}" --target "$target" \
         --tag "${REGISTRY:+$REGISTRY/}tailrace-$target:$tag" .
 done

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tailrace import processor
 from tailrace.bus import Bus, StreamLimits
@@ -22,8 +22,11 @@ from tests.world.servers import ServerProcess, make_nats_server, make_redis_serv
 from tests.world.serving import endpoints_of
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-settings.register_profile("same", derandomize=True)  # the same examples in each run
-settings.register_profile("new", print_blob=True)  # HYPOTHESIS_PROFILE=new draws others
+# A slow or paused machine fails no test; without this, that is so only where `CI` is set.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PATIENT = settings.get_profile("patient")
+settings.register_profile("same", PATIENT, derandomize=True)  # the same examples in each run
+settings.register_profile("new", PATIENT, print_blob=True)  # HYPOTHESIS_PROFILE=new draws others
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 ESCAPE_ATTEMPT = ("escape_attempt", True)  # a property of tests that ask the sandbox for a way out
 

@@ -28,8 +28,8 @@ from benchmarks.gpu.model import SIZES, VOCAB_SIZE, make_model
 from benchmarks.learner.sides import Step, padded_step_of, step_of
 from benchmarks.learner.task import Sample, num_tokens
 from tailrace_cli.experiment import load
-from tailrace_cli.loading.memory import rank_needs
 from tailrace_cli.loading.model_facts import model_facts
+from tailrace_cli.loading.needs import rank_needs
 from tailrace_learner.adapters.hf_model import prepared
 from tailrace_learner.config import LearnerConfig, ModelArgs, TrainingArgs
 from tailrace_learner.core.model import attention

@@ -33,7 +33,7 @@ from every train lake and its mirror images and rotations; held-out Sokoban leve
 held-out WebShop goals are of products that training never shows; held-out sums are other questions. The commit is that of the code that
 ran; -dirty: with changes that were not committed. Seconds with <= are those of a run beside other work, which slows it:
 alone it would have taken at most as long, and how long is not known. Those of commits 033b5228,
-65283f75 and afb23423 are of days on which the shared machine had less than half its usual speed.
+65283f75, afb23423, d13cd8d9, d4d0a222 and 490032ce are of days on which the shared machine had about half its usual speed or less.
 
 | environment | algorithm | seed | sampled before | greedy before | sampled after | greedy after | best simple player | seconds, warm start included | commit |
 |---|---|---|---|---|---|---|---|---|---|

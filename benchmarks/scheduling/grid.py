@@ -1,8 +1,9 @@
-"""Grids of the comparison: goals, the short run, the full run.
+"""Grids of the comparison: the short run, eight seeds at the goals, the full run.
 
 The short run plays every cell of the goals with the baselines that are best there, every policy in two
 cells, and around e 64 and S 4 it varies one axis at a time. Goals and single turns at S 1 and 4 have 3
-seeds, everything else has one, so that two cores need less than 8 minutes. The full run plays every
+seeds, everything else has one, so that two cores need less than 8 minutes. `at_goals` adds 8 seeds of
+ours and of the best baselines in the cells of the goals. The full run plays every
 policy with 8 seeds in every cell of e and S, and varies the other axes around e 64.
 """
 
@@ -50,6 +51,15 @@ LONGEST = "tracelab_x16"  # a run of it takes 14 to 17 s
 def short() -> list[Job]:
     """Return the jobs of the short run, first seeds first."""
     return sorted(dict.fromkeys(_short()), key=lambda job: job[2])
+
+
+def at_goals() -> list[Job]:
+    """Return the jobs of the short run, and 8 seeds in the goals' cells, first seeds first."""
+    jobs = list(_short())
+    for cell, _ in GOALS:
+        jobs += _jobs(cell, (OURS, *rivals(cell)), 8)
+    jobs += _jobs(Cell("logn", 64, 4), (Side("least_tokens", "auto"),), 8)
+    return sorted(dict.fromkeys(jobs), key=lambda job: job[2])
 
 
 def full() -> list[Job]:

@@ -40,25 +40,37 @@ def _given_up(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _cells(rows: list[dict[str, Any]]) -> list[str]:
-    """Return ours beside the best baseline of each cell, by the means over their seeds."""
+    """Return ours beside the best baseline of each cell, over the seeds that both played."""
     by_cell: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_cell[row["cell"]].append(row)
-    lines = ["| cell | seeds | ours | best baseline | attainment | masked + thrown | length bias |"]
-    lines.append("|---" * 7 + "|")
+    head = ["cell", "seeds", "ours", "best baseline", "its seeds", "ours / baseline on these"]
+    head += ["attainment", "masked + thrown", "length bias"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for cell, there in by_cell.items():
         ours = next((row for row in there if row["policy"] == "ours"), None)
         if ours is None:
             continue
         others = [row for row in there if row is not ours]
-        best = max(others, key=lambda row: row["efficiency"], default=None)
-        beside = f"{best['efficiency']:.3f} {best['policy']}, {best['rule']}" if best else ""
+        beside = _best_of(others)
         waste = ours["masked"] + ours["thrown"]
         lines.append(
-            f"| {cell} | {ours['seeds']} | {ours['efficiency']:.3f} | {beside} "
+            f"| {cell} | {ours['seeds']} | {ours['efficiency']:.3f} {beside} "
             f"| {ours['attainment']:.3f} | {waste:.3f} | {ours['length_bias']:.3f} |"
         )
     return lines
+
+
+def _best_of(baselines: list[dict[str, Any]]) -> str:
+    """Return the columns on the baseline that is best against ours, seed by seed."""
+    compared = [row for row in baselines if row["ours"] > 0 and row["efficiency"] > 0]
+    if not compared:
+        return "| | | "
+    best = min(compared, key=lambda row: float(row["ours"]) / float(row["efficiency"]))
+    return (
+        f"| {best['efficiency']:.3f} {best['policy']}, {best['rule']} | {best['seeds']} "
+        f"| {best['ours'] / best['efficiency']:.3f} "
+    )
 
 
 def _line(row: dict[str, Any]) -> str:

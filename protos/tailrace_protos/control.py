@@ -51,6 +51,7 @@ class ServerStatus(Message, frozen=True, tag="server_status"):
     num_recomputed_tokens: Count = 0  # after an eviction or preemption, not after a weight update
     releases_prefixes: bool = False  # it forgets the contexts of ended episodes when it is told
     num_read_tokens: Count = 0  # KV tokens of the rows of a step, summed over steps; 0: not counted
+    max_sequence_tokens: Count = 0  # of a prompt and its answer; 0: not known
 
 
 def source_of(server_id: str, incarnation: str) -> str:
@@ -62,6 +63,24 @@ def split_source(source: str) -> tuple[str, str]:
     """Server id and incarnation of a source."""
     server_id, _, incarnation = source.partition("#")
     return server_id, incarnation
+
+
+_BOUND = "!"  # at the end of a source
+
+
+def bound_source(source: str) -> str:
+    """Marks a source whose tokens a guide bound: their log-probabilities are not the free model's."""
+    return source + _BOUND
+
+
+def is_bound(source: str) -> bool:
+    """Tells whether a guide bound the tokens of this source."""
+    return source.endswith(_BOUND)
+
+
+def free_source(source: str) -> str:
+    """The source without the mark of bound tokens."""
+    return source.removesuffix(_BOUND)
 
 
 class DrainRequest(Message, frozen=True, tag="drain_request"):

@@ -17,6 +17,7 @@ class StageSeconds(msgspec.Struct, frozen=True, omit_defaults=True):
     prefill_s: float | None = None  # from request to first token: lease, wait in the server, prompt
     decode_s: float | None = None  # from first to last token; None: another process made the calls
     reward_s: float = 0.0
+    room_s: float = 0.0  # before its start, in which no server had room; 0 also: not known
 
 
 class Outcome(enum.StrEnum):
@@ -73,6 +74,7 @@ class EpisodeTask(Message, frozen=True, tag="episode_task"):
     deadline_unix_s: Finite
     timeout_s: Finite = 0.0  # from the first lease by an agent outside of the cluster; 0: its own alone
     lease: Lease | None = None  # its first server; None: the worker asks for one
+    room_wait_s: Finite = 0.0  # since its admission, in which no server had room; 0 also: not known
 
     @property
     def message_id(self) -> str:

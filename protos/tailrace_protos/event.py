@@ -225,9 +225,7 @@ class RunFinished(msgspec.Struct, frozen=True, tag="run_finished"):
 class RunFailed(msgspec.Struct, frozen=True, tag="run_failed"):
     """The run ended by itself, because nothing in it could succeed."""
 
-    rule: (
-        str  # that ended it: failed_groups, untrained_steps, stall, trained_nothing, evaluated_nothing
-    )
+    rule: str  # failed_groups, untrained_steps, stall, short_sequences, or of its end
     step: int
     reason: str  # for the user: facts, commonest cause, remedy
     service: str  # whose log has more

@@ -92,7 +92,8 @@ class TokenSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     policy_version: PolicyVersion
-    source: str  # `tailrace_protos.control.source_of` of the server; empty: not known
+    # `tailrace_protos.control.source_of` of the server, or `bound_source` of that; empty: not known
+    source: str
     num_tokens: Count
 
 
@@ -100,6 +101,7 @@ class CallErrorCode(enum.StrEnum):
     """Kind of a failed call, from the view of the caller."""
 
     INVALID = "invalid"  # wrong request; do not retry
+    TOO_LONG = "too_long"  # the prompt leaves no room in the longest sequence; do not retry
     OVERLOADED = "overloaded"  # full; retry after `retry_after_s`
     NOT_READY = "not_ready"  # no weights yet, or draining; try elsewhere
     INTERNAL = "internal"  # the server failed; try elsewhere
@@ -111,6 +113,7 @@ class CallError(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     code: CallErrorCode
     reason: str
     retry_after_s: Finite = 0.0
+    limit_tokens: Count = 0  # of a prompt and its answer, with `too_long`
 
 
 class TokenChunk(Message, frozen=True, tag="token_chunk", omit_defaults=True, gc=False):

@@ -50,6 +50,7 @@ class LedgerNode(Message, frozen=True, tag="ledger_node", omit_defaults=True, gc
     mask_reason: str = ""
     template_args: str = ""  # JSON of template arguments that the call had beyond the run's
     broken_constraint: str = ""  # field of the request, such as `tool_choice`, that the reply violates
+    choice: Count = 0  # place among the replies that one request asked for
 
 
 class RewardSet(Message, frozen=True, tag="reward_set"):

@@ -16,6 +16,9 @@ from tailrace_protos.episode import EnvTask, Outcome, StageSeconds
 from tailrace_protos.generation import TokenSpan
 from tailrace_protos.subjects import Phase
 
+# Beyond it squared gradients, as norms and optimizers take them, come near the end of float32.
+MAX_REWARD = 1e12
+
 
 class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """One row to train: tokens exactly as the engine saw and emitted them.

@@ -208,6 +208,7 @@ class ModelCard(Message, frozen=True, tag="model_card"):
 
     config_json: bytes  # Hugging Face config.json
     tokenizer_files: dict[str, bytes]  # tokenizer.json, tokenizer_config.json, chat_template.jinja
+    trains_adapters: bool = False  # later versions hold adapters alone; engines keep their base
 
     @property
     def context_tokens(self) -> int:

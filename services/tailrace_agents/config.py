@@ -85,6 +85,8 @@ class GeneratingArgs(Config, frozen=True, kw_only=True):
             raise ValueError("temperature and top_k must not be negative, min_p must be 0 to 1")
         if not 0 < self.top_p <= 1:
             raise ValueError("top_p must be above 0 and at most 1")
+        if "" in self.stop:
+            raise ValueError("stop holds an empty text, which ends every reply at once: remove it")
 
 
 class LoopArgs(Config, frozen=True, kw_only=True):

@@ -11,9 +11,9 @@ from tailrace.clock import Clock
 from tailrace.log import get_logger
 from tailrace.policy.activity import Stages
 from tailrace.policy.continuation import ContinuingPolicy
-from tailrace.runtime import Delivery, HandBack
+from tailrace.runtime import Delivery, HandBack, LeftToAnother
 from tailrace.store import AppendResult, Journal, PutResult, TrajectoryBuffer
-from tailrace.tracing import episode, span
+from tailrace.tracing import Span, episode, span
 from tailrace_agents import metrics
 from tailrace_agents.adapters.kept_episodes import EpisodeKeeper
 from tailrace_agents.adapters.scoring import RewardClient
@@ -76,8 +76,8 @@ class StoredJournal:
 
     async def require_own(self) -> None:
         """See `EpisodeJournal`."""
-        if not await self._journal.is_writer(self._episode_id):
-            raise EpisodeTakenError(self._episode_id, AppendResult.FENCED.value)
+        if taken := await self._journal.taken_by(self._episode_id):
+            raise EpisodeTakenError(self._episode_id, taken.value)
 
     async def clear(self) -> None:
         """See `EpisodeJournal`."""
@@ -92,7 +92,7 @@ class HandlerParts:
     policy: ContinuingPolicy
     rewards: RewardClient
     buffer: TrajectoryBuffer
-    make_journal: Callable[[], Journal]
+    make_journal: Callable[[str], Journal]  # by the message of the attempt
     clock: Clock
     stages: Stages
     keeper: EpisodeKeeper
@@ -111,7 +111,8 @@ class EpisodeHandler:
     async def handle(self, task: EpisodeTask, delivery: Delivery) -> None:
         """Play one episode and settle it, or raise `HandBack` when this worker drains.
 
-        Returns without settling if the scheduler stops the episode: it is settled then.
+        Returns without settling if the scheduler stops the episode: it is settled then. Raises
+        `LeftToAnother` if its message was redelivered to a worker that plays it now.
         """
         clock = self._parts.clock
         started_unix_s = clock.unix_s()
@@ -126,18 +127,20 @@ class EpisodeHandler:
         with span("play", root, episode_id=task.episode_id, attempt=task.attempt) as played:
             try:
                 async with stopping:
-                    result = await self._play(task, _may_have_records(task, delivery))
+                    result = await self._play(task, delivery)
                     await self._settle(task, result, started_unix_s, played)
             except EpisodeHandedBackError as order:
-                metrics.EPISODES_ABANDONED.labels("drain").inc()
+                _abandon(played, "drain")
                 raise HandBack from order
             except EpisodeTakenError as taken:
-                metrics.EPISODES_ABANDONED.labels(taken.why).inc()
+                _abandon(played, taken.why)
+                if taken.why == AppendResult.REDELIVERED:
+                    raise LeftToAnother from taken
                 return
             except TimeoutError:
                 if not stopping.expired():
                     raise
-                metrics.EPISODES_ABANDONED.labels("stopped").inc()
+                _abandon(played, "stopped")
                 return
             finally:
                 if self._played.get(task.episode_id) is stopping:
@@ -151,13 +154,15 @@ class EpisodeHandler:
             if playing is not None:
                 playing.reschedule(asyncio.get_running_loop().time())
 
-    async def _play(self, task: EpisodeTask, may_have_records: bool) -> EpisodeResult:
+    async def _play(self, task: EpisodeTask, delivery: Delivery) -> EpisodeResult:
         parts, tag = self._parts, task.task.env_name
+        may_have_records = _may_have_records(task, delivery)
         player = parts.players.get(tag)
         if player is None:
             reason = f"unknown tag {tag!r}: add it to agents.custom_envs or agents.datasets"
             return EpisodeResult(Outcome.INFRA_FAILURE, reason)
-        journal = StoredJournal(parts.make_journal(), task.episode_id, parts.stages, may_have_records)
+        records = parts.make_journal(f"{delivery.stream_seq}-{delivery.stored_ns}")
+        journal = StoredJournal(records, task.episode_id, parts.stages, may_have_records)
         # An episode that was played before may have moved since: its next turn asks.
         lease = None if may_have_records else task.lease
         parts.policy.begin(task.episode_id, lease)
@@ -167,7 +172,7 @@ class EpisodeHandler:
             parts.policy.end(task.episode_id)
 
     async def _settle(
-        self, task: EpisodeTask, result: EpisodeResult, started_unix_s: float, played: span
+        self, task: EpisodeTask, result: EpisodeResult, started_unix_s: float, played: Span
     ) -> None:
         parts, reward = self._parts, 0.0
         if result.outcome.is_valid:
@@ -226,6 +231,11 @@ class EpisodeHandler:
             parts.stages.num_in_reward -= 1
             reward_s = parts.clock.monotonic_s() - begun_s
             result.stages = msgspec.structs.replace(result.stages, reward_s=reward_s)
+
+
+def _abandon(played: Span, why: str) -> None:
+    metrics.EPISODES_ABANDONED.labels(why).inc()
+    played.set(abandoned=why)
 
 
 def _traced(task: EpisodeTask, result: EpisodeResult, reward: float) -> dict[str, Any]:

@@ -13,7 +13,10 @@ from tailrace_protos.tool import ToolResult
 
 
 class EpisodeTakenError(Exception):
-    """This worker must stop playing the episode. Attributes: `episode_id`, `why` (settled, fenced)."""
+    """This worker must stop playing the episode. Attributes: `episode_id`, `why`.
+
+    `why`: settled; fenced (another worker plays another message of it); redelivered (the same message).
+    """
 
     def __init__(self, episode_id: str, why: str) -> None:
         super().__init__(f"episode {episode_id} is {why}")

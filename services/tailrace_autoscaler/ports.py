@@ -7,6 +7,10 @@ class WorkloadsUnavailableError(RuntimeError):
     """The Kubernetes API does not answer, or refuses; the message has its reason."""
 
 
+class MissingWorkloadError(WorkloadsUnavailableError):
+    """The workload is not there."""
+
+
 class Workloads(Protocol):
     """Replicas of workloads in the release's namespace; errors are `WorkloadsUnavailableError`."""
 

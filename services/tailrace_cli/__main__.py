@@ -1,8 +1,12 @@
 """`tailrace`: the command line. Exit codes: 0 done, 1 the run failed, 2 the user can mend it."""
 
+import errno
+import io
+import os
+import signal
 import sys
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Annotated, Any
 
 import typer
@@ -10,9 +14,24 @@ import typer
 import tailrace
 from tailrace.config import ConfigError
 from tailrace.log import configure
+from tailrace.processes import ProcessStartError
+from tailrace.start import allow_many_files
 from tailrace_cli.command_table import CommandTable, load_command
 from tailrace_cli.console import stdout, tell_error
 from tailrace_cli.exit_codes import USER_ERROR, RunEndedError
+
+_MORE_PROCESSES = "end other processes of this user, or raise `ulimit -u`"
+_REMEDIES = {
+    errno.EAGAIN: _MORE_PROCESSES,
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise `ulimit -n`, or end other programs"),
+    errno.ENOMEM: "free some memory, or raise `ulimit -v`",
+    **dict.fromkeys((errno.ENOLCK, errno.EOPNOTSUPP), "choose a folder on a file system with locks"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
+    errno.EROFS: "choose a folder that can be written",
+    **dict.fromkeys(
+        (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP), "correct the path"
+    ),
+}
 
 app = typer.Typer(
     cls=CommandTable,
@@ -42,7 +61,7 @@ def refuse_dashed_keys(arguments: Sequence[str]) -> None:
     """Raise `ConfigError` for a key that is written as an option (`--group_size=4`)."""
     own = list(takewhile(lambda each: each != "--", arguments))
     options = _options(arguments) if any(each[:2] == "--" for each in own) else set()
-    for argument, behind in zip(own, [*own[1:], ""], strict=True):
+    for argument, behind in pairwise([*own, ""]):
         name, _, value = argument.partition("=")
         is_option = name[:2] != "--" or name.replace("_", "-") in options
         if not is_option and _is_key(key := name[2:].replace("-", "_")):
@@ -72,17 +91,62 @@ def _is_key(name: str) -> bool:
     return is_key(name)
 
 
+def use_ordinary_signals() -> None:
+    """Undo what the starting process may have left to this one and its children.
+
+    An ignored SIGCHLD hides their exit codes, and blocked signals end nobody.
+    """
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _require_folder() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "the folder in which this command was started has been deleted: change to another one"
+        ) from error
+
+
+def _refused(error: OSError | RuntimeError) -> str:
+    """The system's refusal and the remedy; empty for an error that no user can mend."""
+    if isinstance(error, RuntimeError):
+        said = str(error)
+        return f"{said}: {_MORE_PROCESSES}" if said == "can't start new thread" else ""
+    if isinstance(error, PermissionError):  # a run's files are its owner's alone
+        return f"{error.filename or 'the process'} is not this user's: be its owner"
+    if error.errno not in _REMEDIES:
+        return ""
+    is_file = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    place = error.filename or ("the disk" if is_file else "this machine")
+    return f"{place}: {error.strerror}: {_REMEDIES[error.errno]}"
+
+
 def main() -> None:
     """Entry point: users' mistakes end with one line and exit code 2, never with a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files have bytes that no encoding knows
+            stream.reconfigure(errors="backslashreplace")
+    use_ordinary_signals()
+    allow_many_files()
     try:
         configure(form="console")
+        _require_folder()
         refuse_dashed_keys(sys.argv[1:])
         app()
     except (ConfigError, RunEndedError) as error:
         tell_error(error)
         sys.exit(USER_ERROR if getattr(error, "exit_code", USER_ERROR) == USER_ERROR else 1)
-    except PermissionError as error:  # a run's files are its owner's alone
-        tell_error(f"{error.filename} is not this user's: be its owner")
+    except ProcessStartError as error:
+        tell_error(f"{error}: {_MORE_PROCESSES}, or `ulimit -n`")
+        sys.exit(USER_ERROR)
+    except (OSError, RuntimeError) as error:
+        refused = _refused(error)
+        if not refused:
+            raise
+        tell_error(refused)
         sys.exit(USER_ERROR)
 
 

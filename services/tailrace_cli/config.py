@@ -60,7 +60,8 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     keep_environment: tuple[str, ...] = ()
     """Names of environment variables, such as the key of a judge's API, that agents, reward workers
     and tool workers inherit. Other processes, such as sandboxes, do not get them. Variables that are
-    not set are left out. The run's files contain the names only, no values."""
+    not set are left out. The run's files contain the names only, no values. Variables of CUDA, NCCL,
+    vLLM and SGLang need no name here: processes that compute on GPUs get them (`docs/gpu.md`)."""
 
     nats_port: int = 0
     """Port of the embedded nats-server on 127.0.0.1; 0 takes a free one."""
@@ -104,18 +105,7 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     slows everything down."""
 
     def __post_init__(self) -> None:
-        for key in (
-            "num_inference_servers",
-            "num_agents_workers",
-            "num_reward_workers",
-            "num_threads",
-            "num_nodes",
-        ):
-            if getattr(self, key) < 1:
-                raise ValueError(f"cluster.{key} must be at least 1")
-        for key in ("num_gateways", "num_sandboxes", *_NOT_NEGATIVE):
-            if (getattr(self, key) or 0) < 0:
-                raise ValueError(f"cluster.{key} must not be negative")
+        self._check_counts()
         for key in ("restart_window_s", "check_timeout_s"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"cluster.{key} must be positive")
@@ -124,6 +114,17 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
         for key in ("nats_port", "redis_port"):
             if not 0 <= getattr(self, key) <= 65535:
                 raise ValueError(f"cluster.{key} must be 0 (a free port) or a port number up to 65535")
+
+    def _check_counts(self) -> None:
+        for key in _AT_LEAST_ONE:
+            if getattr(self, key) < 1:
+                raise ValueError(f"cluster.{key} must be at least 1")
+        for key in _NOT_NEGATIVE:
+            if (getattr(self, key) or 0) < 0:
+                raise ValueError(f"cluster.{key} must not be negative")
+        for key in (*_AT_LEAST_ONE, *_COUNTS):
+            if (getattr(self, key) or 0) > MAX_COUNT:
+                raise ValueError(f"cluster.{key} must be at most {MAX_COUNT}")
 
     def _check_environment(self) -> None:
         for name in self.keep_environment:
@@ -135,8 +136,6 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
 
     def _check_gpus(self) -> None:
         count = self.num_gpus_per_node
-        if (count or 0) < 0:
-            raise ValueError("cluster.num_gpus_per_node must not be negative")
         for key in ("learner_gpus", "inference_gpus", "reward_gpus"):
             gpus = getattr(self, key)
             for gpu in gpus:
@@ -154,4 +153,13 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
             )
 
 
-_NOT_NEGATIVE = ("drain_s", "max_restarts", "max_failed_starts", "min_free_disk_bytes")
+MAX_COUNT = 4096  # of processes, nodes, GPUs and threads; more are a mistake that no machine survives
+_AT_LEAST_ONE = (
+    "num_inference_servers",
+    "num_agents_workers",
+    "num_reward_workers",
+    "num_threads",
+    "num_nodes",
+)
+_COUNTS = ("num_gateways", "num_sandboxes", "num_gpus_per_node")
+_NOT_NEGATIVE = (*_COUNTS, "drain_s", "max_restarts", "max_failed_starts", "min_free_disk_bytes")

@@ -7,8 +7,8 @@ Models, tools and logs write much of what is printed. No text of theirs may move
 title, write to the clipboard or turn the direction of letters: its control characters are shown.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import IO, Any, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -20,6 +20,7 @@ _SHOWN = {
     0x7F: 0x2421,
     **dict.fromkeys((*range(0x80, 0xA0), *_DIRECTIONS), 0xFFFD),
 }
+_PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False}
 
 
 class _SafeConsole(Console):
@@ -36,9 +37,48 @@ class _SafeConsole(Console):
                 yield Segment(segment.text.translate(_SHOWN), segment.style)
 
 
+class _Lossy:
+    """Stream that loses what cannot be written, as on a full disk; a broken pipe stays an error."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """See `io.TextIOBase`."""
+        self._unless_refused(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """See `io.TextIOBase`."""
+        self._unless_refused(self._stream.flush)
+
+    def _unless_refused(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+
+
+class _NoticeConsole(_SafeConsole):
+    """Console on which nothing depends: a run goes on, and ends, where no notice can be written."""
+
+    @property
+    def file(self) -> IO[str]:
+        """Stream of errors."""
+        return cast(IO[str], _Lossy(super().file))
+
+    @file.setter
+    def file(self, new_file: IO[str]) -> None:
+        self._file = new_file
+
+
 def plain_console(**options: Any) -> Console:
     """Console without markup, emoji names and guessed colours; `options` are those of rich."""
-    return _SafeConsole(markup=False, highlight=False, emoji=False, **options)
+    return _SafeConsole(**_PLAIN, **options)
 
 
 def tell(message: str) -> None:
@@ -52,4 +92,4 @@ def tell_error(message: object) -> None:
 
 
 stdout = plain_console()
-stderr = plain_console(stderr=True)
+stderr = _NoticeConsole(stderr=True, **_PLAIN)

@@ -1,5 +1,6 @@
 """`events.jsonl` of a run, read by commands; also while the run goes on."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,12 +8,13 @@ import msgspec
 
 from tailrace.config import ConfigError
 from tailrace_cli.run_folders import find_run
+from tailrace_protos.base import UNREADABLE
 from tailrace_protos.event import Event
 
 
 def log_of(run: str, output_dir: str) -> Path:
     """Returns the log of a run; `run` is a name, a directory or an `events.jsonl`."""
-    file = Path(run).expanduser()
+    file = Path(os.path.expanduser(run))
     for found in (file, file / "events.jsonl"):
         if found.is_file():
             return found
@@ -31,5 +33,5 @@ def read_events(path: Path) -> Iterator[Event]:
                 return
             try:
                 yield decoder.decode(line)
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 raise ConfigError(f"{path}:{number} is no event of this Tailrace: {error}") from error

@@ -39,6 +39,7 @@ from tailrace.import_path import importable_from
 from tailrace_agents.config import AgentsConfig
 from tailrace_autoscaler.config import AutoscalerConfig
 from tailrace_cli.config import ClusterConfig
+from tailrace_cli.importing.systems import whole_file_hint, with_system
 from tailrace_gateway.config import GatewayConfig
 from tailrace_inference.config import InferenceConfig
 from tailrace_learner.config import LearnerConfig
@@ -66,6 +67,12 @@ class Experiment:
     cluster: ClusterConfig
     folder: Path | None = field(default=None, compare=False)  # may hold modules of the user
     given: frozenset[str] = field(default=frozenset(), compare=False)  # dotted keys, not defaults
+
+    @property
+    def evaluated_tags(self) -> tuple[str, ...]:
+        """Environments and data sets that evaluations play, each once."""
+        named = [args.tag or name for name, args in self.run.evaluations.items()]
+        return tuple(dict.fromkeys(named or self.scheduler.eval_tags or self.scheduler.tags))
 
     def content(self) -> dict[str, Any]:
         """The resolved experiment as plain values, with every default; decoding them gives the same."""
@@ -129,8 +136,6 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Experiment:
 
 def _hint_at_system(path: Path) -> str:
     """Hint for a file of another system; empty for any other."""
-    from tailrace_cli.importing.systems import whole_file_hint  # tables that a mistake alone needs
-
     try:
         content = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
@@ -189,8 +194,6 @@ def decode(content: dict[str, Any], source: str) -> Experiment:
     try:
         return _decoded(content, source)
     except InvalidConfigError as error:
-        from tailrace_cli.importing.systems import with_system  # tables that a mistake alone needs
-
         problems = [with_system(problem, content) for problem in error.problems]
         raise InvalidConfigError(source, problems) from error
 

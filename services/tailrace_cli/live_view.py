@@ -18,8 +18,8 @@ _BAR_WIDTH = 76
 class ProgressView:
     """Shows `RunStatus` messages; in a terminal as a live panel, elsewhere as a line per change.
 
-    Elsewhere failures are shown at their first, second, fourth, eighth ... occurrence, and every hint
-    once.
+    A terminal that cannot move its cursor (`TERM=dumb`) gets lines, too. There failures are shown at
+    their first, second, fourth, eighth ... occurrence, and every hint once.
     """
 
     def __init__(self, console: Console, title: str, *, is_live: bool = True) -> None:
@@ -32,7 +32,7 @@ class ProgressView:
         self._width = console.width
         self._live = (
             Live(Text(f"{title}: starting"), console=console, auto_refresh=False)
-            if is_live and console.is_terminal
+            if is_live and console.is_terminal and not console.is_dumb_terminal
             else None
         )
 

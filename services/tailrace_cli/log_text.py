@@ -14,7 +14,7 @@ def readable(process: str, line: str, told: str) -> tuple[str, Text]:
     """Time and text of a line of JSON or of any other, which gets the time `told`."""
     try:
         fields = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict) or "event" not in fields:
         return told, Text(f"{'':8} {process:<12} {line}", style="dim")

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from rich.table import Table
+from rich.table import Column, Table
 
-from tailrace_cli.damaged import DamagedRunError
+from tailrace_cli.damaged import DamagedRunError, decoded_line
 from tailrace_protos.episode import Outcome
 from tailrace_protos.event import (
     EpisodeSettled,
@@ -28,7 +28,7 @@ from tailrace_scheduler.core.run_health import alike_text
 
 Row = dict[str, float | int | str | None]
 _rows = msgspec.json.Decoder(Row)
-Baselines = Mapping[str, Mapping[str, float]]  # success by tag and player
+Baselines = Mapping[str, Mapping[str, float]]  # success by tag or named evaluation, and player
 NO_BASELINES: Baselines = {}
 GREEDY = "greedy"
 
@@ -46,11 +46,8 @@ def read_metrics(run_dir: Path) -> list[Row]:
 
 
 def _row(path: Path, line: bytes) -> Row:
-    try:
-        row = _rows.decode(line)
-    except msgspec.DecodeError as error:
-        raise DamagedRunError(path, error) from error
-    if "step" not in row:
+    row = decoded_line(_rows, line, path)
+    if not isinstance(row.get("step"), int | float):
         raise DamagedRunError(path, "a row without a step")
     return row
 
@@ -71,7 +68,7 @@ def last(rows: Sequence[Row], key: str) -> float | None:
 
 def idle_seconds(rows: Sequence[Row]) -> dict[str, float]:
     """Seconds per `idle/<cause>`, summed over the run."""
-    keys = sorted({key for row in rows for key in row if key.startswith("idle/")})
+    keys = sorted(key for key in set[str]().union(*rows) if key.startswith("idle/"))
     return {key: sum(series(rows, key)[1]) for key in keys}
 
 
@@ -107,6 +104,7 @@ HEALTH_MARKS = (
     b'"model_prepared"',
 )
 _MOST_KINDS = 5
+_MAX_KINDS = 2_000  # remembered: reasons may hold text of the model, each another
 _MIN_VALID_SHARE = 0.95  # of an evaluation's episodes
 
 
@@ -131,6 +129,9 @@ class HealthLog:
                 key = alike_text(self._newest_failure)
                 self._counts[key] += 1
                 self._newest[key] = self._newest_failure
+                if len(self._counts) > _MAX_KINDS:
+                    for key, _ in self._counts.most_common()[_MAX_KINDS // 2 :]:
+                        del self._counts[key], self._newest[key]
             case HintChanged(name, is_raised, text) if is_raised:
                 self._hints[name] = text
             case EvaluationFinished() as body:
@@ -166,7 +167,10 @@ class HealthLog:
 
 
 def read_health(run_dir: Path) -> Health:
-    """Health of a run, from `events.jsonl`; only lines that matter are decoded."""
+    """Health of a run, from `events.jsonl`; only lines that matter are decoded.
+
+    Raises `DamagedRunError`.
+    """
     log = HealthLog()
     for body in _health_events(run_dir / "events.jsonl"):
         log.apply(body)
@@ -179,11 +183,10 @@ def _health_events(path: Path) -> Iterator[EventBody]:
         return
     with path.open("rb") as lines:  # one by one: the log of a long run is large
         for line in lines:
+            if not line.endswith(b"\n"):  # torn: the writer was killed
+                return
             if any(mark in line for mark in HEALTH_MARKS):
-                try:
-                    yield decoder.decode(line).body
-                except msgspec.DecodeError:  # torn: the writer was killed
-                    return
+                yield decoded_line(decoder, line, path).body
 
 
 def _left_out(body: EvaluationFinished) -> dict[str, str]:
@@ -255,10 +258,10 @@ def _success(rows: Sequence[Row], key: str, how: str) -> Iterator[Line]:
 
 
 def _baselines(baselines: Baselines) -> Iterator[Line]:
-    for tag, found in baselines.items():
-        of_tag = f" ({tag})" if len(baselines) > 1 else ""
-        for name, success in found.items():
-            yield f"held-out success of a simple player: {name}{of_tag}", f"{success:.3f}"
+    for name, found in baselines.items():
+        of_tasks = f" ({name})" if len(baselines) > 1 else ""
+        for player, success in found.items():
+            yield f"held-out success of a simple player: {player}{of_tasks}", f"{success:.3f}"
 
 
 def _last_values(rows: Sequence[Row]) -> Iterator[Line]:
@@ -273,8 +276,9 @@ def _last_values(rows: Sequence[Row]) -> Iterator[Line]:
 def _stopped_s(rows: Sequence[Row]) -> float:
     """Seconds of the rows in which the run was stopped: those that are neither idle nor busy."""
     stopped_s, before_s = 0.0, 0.0
+    keys = sorted(key for key in set[str]().union(*rows) if key.startswith(("idle/", "busy/")))
     for row in rows:
-        spent = [value for key, value in row.items() if key.startswith(("idle/", "busy/"))]
+        spent = [row.get(key) for key in keys]
         numbers = [value for value in spent if isinstance(value, int | float)]
         time_s = row.get("time_s")
         if isinstance(time_s, int | float):
@@ -313,7 +317,9 @@ def _waits(rows: Sequence[Row]) -> Iterator[Line]:
 
 def summary_table(title: str, lines: Sequence[Line]) -> Table:
     """The lines of `summary_rows` as a table for the terminal."""
-    table = Table(title=title, show_header=False)
+    table = Table(
+        Column(overflow="fold"), Column(overflow="fold"), title=title, show_header=False
+    )  # paths and names are whole
     for name, value in lines:
         table.add_row(name, value)
     return table

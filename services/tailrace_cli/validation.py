@@ -9,7 +9,7 @@ from tailrace.config import ConfigError, InvalidConfigError
 from tailrace.object_store import is_url
 from tailrace_agents.config import check_with_run as check_agents
 from tailrace_cli.cluster.placement import GpuDemand, PlacementError, place
-from tailrace_cli.experiment import Experiment, count_gateways
+from tailrace_cli.experiment import Experiment, count_gateways, steps_of_epochs
 from tailrace_envs import check_env_config
 from tailrace_learner.config import check_with_run
 from tailrace_scheduler.config import check_capacity
@@ -59,6 +59,14 @@ def _check_tags(experiment: Experiment) -> None:
                     f"agents.custom_envs nor in agents.datasets ({names}): define it there or correct "
                     "the name"
                 )
+
+
+def _check_epochs(experiment: Experiment) -> None:
+    """Epochs are those of data sets; how many rows these have is known when they are loaded."""
+    if experiment.run.num_epochs and not any(
+        tag in experiment.agents.datasets for tag in experiment.scheduler.tags
+    ):
+        steps_of_epochs(experiment, {})
 
 
 def _check_observations(experiment: Experiment) -> None:
@@ -194,19 +202,28 @@ def _check_rewards(experiment: Experiment) -> None:
 
 
 def _check_rows_are_scored(experiment: Experiment) -> None:
-    """Built-in loops give no reward of their own, so rows that they play need one."""
-    if experiment.agents.agent_loops:  # which may give rewards
-        return
+    """Loops of the user's may give rewards: whether rows name one is seen where they are read."""
+    unscored = () if experiment.agents.agent_loops else unscored_datasets(experiment)
+    for tag in unscored:
+        raise ConfigError(f"{experiment.source}: {unscored_rows(tag)}")
+
+
+def unscored_datasets(experiment: Experiment) -> list[str]:
+    """Data sets of the run whose rows have a reward only if a loop of the user's gives one."""
     if any(entry.kind != "env_return" for entry in experiment.reward.components):
-        return
-    agents, scheduler = experiment.agents, experiment.scheduler
-    for tag in (*scheduler.tags, *scheduler.eval_tags):
-        if tag in agents.datasets and not agents.is_played_by_workflow(tag):
-            raise ConfigError(
-                f"{experiment.source}: reward.rewards: nothing scores the rows of agents.datasets."
-                f"{tag}, so every episode would have the reward 0: name a reward (a scorer, "
-                "function, model or judge), or play the rows with a workflow or a loop of your own"
-            )
+        return []
+    agents, tags = experiment.agents, (*experiment.scheduler.tags, *experiment.evaluated_tags)
+    played = [tag for tag in dict.fromkeys(tags) if tag in agents.datasets]
+    return [tag for tag in played if not agents.is_played_by_workflow(tag)]
+
+
+def unscored_rows(tag: str) -> str:
+    """Problem of a data set that nothing scores."""
+    return (
+        f"reward.rewards: nothing scores the rows of agents.datasets.{tag}, so every episode would "
+        "have the reward 0: name a reward (a scorer, function, model or judge), or play the rows with "
+        "a workflow or a loop of your own"
+    )
 
 
 def _check_resume(experiment: Experiment) -> None:
@@ -224,6 +241,7 @@ def _check_resume(experiment: Experiment) -> None:
 
 _CHECKS: tuple[Callable[[Experiment], None], ...] = (
     _check_tags,
+    _check_epochs,
     _check_observations,
     _check_environments,
     _check_gateways,

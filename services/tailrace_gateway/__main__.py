@@ -111,7 +111,9 @@ class _Gateway:
             promises=PromiseRule(config.on_broken_promise, config.max_asks, config.guided_decoding),
         )
         self._calls = gateway.calls
-        handler = SessionHandler(gateway, store, self._url, self._announce, partial(_put_blob, blobs))
+        handler = SessionHandler(
+            gateway, store, self._service_url, self._announce, partial(_put_blob, blobs)
+        )
         reader = TrajectoryReader(renderers.chat, card)
         episodes = OutsideEpisodes(redis, self._run)
         self._listen(gateway, handler, renderers.chat, episodes, reader, card.context_tokens)
@@ -202,6 +204,10 @@ class _Gateway:
 
     def _url(self) -> str:
         return self._base_url
+
+    def _service_url(self) -> str:
+        origin = self._config.service_url.rstrip("/")
+        return f"{origin}/v1" if origin else self._base_url
 
     async def _announce(self, message: SessionClosed) -> None:
         await self._service.bus.publish(subjects.gateway_closed(self._run), message)

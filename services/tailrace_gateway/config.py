@@ -40,6 +40,10 @@ class GatewayConfig(Config, frozen=True, kw_only=True):
     """Origin of a session's `base_url`, for example `http://gateway.my-namespace:8000`. Empty:
     `http://<host>:<port>`."""
 
+    service_url: str = ""
+    """Origin of the `base_url` that workflows and judges of the run's own services get, where these do
+    not reach `advertised_url`: of a pod's Service beside an ingress. Empty: `advertised_url`."""
+
     max_body_bytes: int = 32 * 1024 * 1024
     """Maximum size of a request body; the gateway refuses larger bodies with 413."""
 

@@ -7,6 +7,7 @@ from tailrace.bus import CallFailedError
 from tailrace.store.errors import StoreError
 from tailrace_gateway.core.errors import ApiError
 from tailrace_gateway.core.gateway import Gateway
+from tailrace_gateway.core.sessions import key_hash
 from tailrace_gateway.ports import SessionStore
 from tailrace_protos.base import encode
 from tailrace_protos.generation import CallErrorCode
@@ -77,6 +78,15 @@ class SessionHandler:
         await self.store.delete(session_id, stored.nonce)
         sessions.forget(session_id, stored.nonce)
         await self.announce(SessionClosed(session_id, stored.nonce))
+
+    async def end_calls(self, session_id: str, key: str = "") -> None:
+        """Close a session for calls in all replicas and end those in flight; its log stays.
+
+        With a key, close only the session that this key opens.
+        """
+        if await self.store.finish(session_id, key_hash(key) if key else ""):
+            self.gateway.sessions.forget(session_id)
+            await self.announce(SessionClosed(session_id))
 
     async def on_closed(self, message: SessionClosed) -> None:
         """Drop a session that another replica closed or exported."""

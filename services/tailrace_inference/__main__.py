@@ -24,7 +24,7 @@ from tailrace_inference.adapters.node_link import Node
 from tailrace_inference.adapters.sleeper import Sleeper
 from tailrace_inference.adapters.weight_follower import WeightFollower
 from tailrace_inference.config import InferenceConfig
-from tailrace_inference.core.reprefill import ContextRecord
+from tailrace_inference.core.reprefill import kept_contexts
 from tailrace_inference.handlers import ABORT_S, ControlHandler, InferenceHandler
 from tailrace_inference.metrics import EngineCollector
 from tailrace_inference.ports import EngineFailedError, EngineFollower, EngineRefusalError
@@ -71,7 +71,7 @@ class _Process:
         self.engine = await start_engine(card, self.config, sleeps=turn is not None)
         sleeper = None if turn is None else Sleeper(self.engine, turn)
         emissions = EmissionLog(self.emission_path) if self.config.emission_log else None
-        contexts = ContextRecord(self.config.kv_block_tokens) if self.config.prefix_cache else None
+        contexts = kept_contexts(self.config, self.engine.features)
         self.handler = InferenceHandler(self.engine, service.draining.is_set, emissions, contexts)
         self.collector = EngineCollector(self.engine.stats)
         REGISTRY.register(self.collector)
@@ -133,7 +133,8 @@ class _Process:
         while True:
             await self.service.bus.registry.put(self.status())
             try:
-                await asyncio.wait_for(self.beat.wait(), self.config.heartbeat_s)
+                async with asyncio.timeout(self.config.heartbeat_s):
+                    await self.beat.wait()
             except TimeoutError:
                 continue
             self.beat.clear()
@@ -150,6 +151,7 @@ class _Process:
             host_id=self.service.endpoints.host_id,
             policy_version=stats.policy_version,
             capacity_tokens=stats.capacity_tokens,
+            max_sequence_tokens=stats.max_sequence_tokens,
             max_running=self.config.max_running,
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
@@ -174,7 +176,8 @@ class _Process:
     async def leave(self) -> None:
         """Finishes calls within `drain_s`, aborts the rest and closes; new calls are refused."""
         with suppress(TimeoutError, BusError):  # nats-server may be away; calls go on over ZMQ
-            await asyncio.wait_for(self.service.bus.registry.put(self.status()), _TELL_S)
+            async with asyncio.timeout(_TELL_S):
+                await self.service.bus.registry.put(self.status())
         if not self.failed:
             await self.handler.finish(self.config.drain_s)
         await self.listeners.stop()

@@ -22,6 +22,9 @@ ENGINES = {
     "hf": "tailrace_inference.engine.hf_engine:hf_engine",
 }
 
+# Smallest temperatures above 0 that engines take: vLLM raises smaller ones, SGLang takes them as 0.
+LEAST_TEMPERATURES = {"vllm": 0.01, "sglang": 1e-6}
+
 # Names that tensor and pipeline parallelism have in `engine_args` of engines that know both, and that
 # of data parallelism, which is several servers here.
 PARALLEL_ARGS = {

@@ -99,12 +99,14 @@ class InferenceHandler:
     async def finish(self, timeout_s: float) -> None:
         """Waits for the open calls; aborts those that take longer than `timeout_s`."""
         try:
-            await asyncio.wait_for(self._quiet.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._quiet.wait()
         except TimeoutError:
             log.warning("calls aborted at the end of the drain", num_calls=self.num_open)
             self._engine.abort_all()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._quiet.wait(), ABORT_S)
+                async with asyncio.timeout(ABORT_S):
+                    await self._quiet.wait()
 
     def abort(self, call_id: str) -> None:
         """See `GenerateHandler`."""

@@ -27,6 +27,8 @@ class EngineFeatures(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: bool = False  # prefixes kept apart by policy version; otherwise an update drops them
     speculative: bool = False  # drafts tokens, and counts those that it accepts
     min_p: bool = True
+    least_temperature: float = 0.0
+    """Smallest temperature above 0 that the package does not replace by another one."""
     weights_dtypes: tuple[WeightsDtype, ...] = ("published", "bfloat16")
     """Types of the tensors that `stage` takes. `float8_e4m3fn`: each such matrix is followed by its
     scales, see `tailrace.weights.target_types`."""
@@ -40,6 +42,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     policy_version: int  # -1 before the first weights
     capacity_tokens: int
+    max_sequence_tokens: int = 0  # of a prompt and its answer; 0: not known
     used_tokens: int  # in blocks of running requests
     num_running: int
     num_waiting: int

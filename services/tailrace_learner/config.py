@@ -131,7 +131,8 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
     checkpoint_url: str = ""
     """URL of an object store (`s3://bucket/runs`) that gets a copy of every checkpoint, in
     `<checkpoint_url>/<exp_name>/step_<N>/`. Groups are released once the copy is complete. A learner
-    whose run directory is lost continues from it. Empty: none. `s3://` needs the extra `s3`."""
+    whose run directory is lost continues from it. A reference with the weights of the run's start is
+    beside it, in `start_<digest>/`. Empty: none. `s3://` needs the extra `s3`."""
 
     num_threads: int = 1
     """Threads that torch may use on the CPU. More than one helps only where cores are idle."""

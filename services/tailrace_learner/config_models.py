@@ -145,7 +145,8 @@ class ReferenceArgs(Config, frozen=True, kw_only=True):
 
     pretrain: str = ""
     """Directory (or hub name) of its weights. Empty: the weights at the run's start, also after a
-    resume."""
+    resume. A teacher may be larger than the policy, and must have the policy's tokens under the same
+    ids and vectors for as many."""
 
     offload: bool = False
     """Keep its weights in host memory and bring them to the device for each pass: slower, but the

@@ -118,6 +118,9 @@ class Loss(Declaration):
     has_divergence: bool = False
     """Is defined with the divergence in the loss."""
 
+    ignores_advantages: bool = False
+    """Trains tokens whatever their advantage."""
+
     def functions(self) -> Mapping[str, tuple[Function, str]]:
         """See `Declaration.functions`."""
         return {"fn": (self.fn, "inputs, config"), "selects": (self.selects, "tokens, config")}

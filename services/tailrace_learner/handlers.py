@@ -25,8 +25,8 @@ from tailrace.tracing import carried, span
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner import metrics
 from tailrace_learner.adapters.observation import (
+    DriftSeries,
     StepTrace,
-    observe_drift,
     observe_group,
     observe_quarantine,
     observe_step,
@@ -34,6 +34,7 @@ from tailrace_learner.adapters.observation import (
 from tailrace_learner.adapters.trajectory_files import TrajectoryFiles
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.group_returns import NO_LIMITS, RowLimits
+from tailrace_learner.core.batch.lineage import newest_versions
 from tailrace_learner.core.batch.row_builder import TrainingRowBuilder
 from tailrace_learner.core.batch.rows import PreparedGroup
 from tailrace_learner.core.step.progress import Progress, Timing, name_of, saved_event
@@ -101,6 +102,7 @@ class Learner:
         self._run = run
         self._config = config
         self._progress = Progress(state, run, config.max_retained_bytes)
+        self._drift = DriftSeries()
         self._quarantine = dict(state.quarantine)  # source -> step of its last good reading
         self._builder = TrainingRowBuilder(
             config,
@@ -187,14 +189,14 @@ class Learner:
         if ports.device.is_shared:
             await self._work(timing)
         numbers = await self._compute(timing, trainer.finish)
-        observe_drift(numbers)
+        self._drift.show(numbers)
+        await self._published()  # before its buffer gets a second one beside it
         weights = await ports.compute(ports.read_weights, False)
         self._step_ended_s = ports.clock.monotonic_s()
         self._progress.step_done(timing, self._step_ended_s, numbers)
         observe_step(self.state.step, timing, numbers)
         self._keep_trajectories(groups)
         finished_unix_s = ports.clock.unix_s()
-        await self._published()
         finished = self._progress.finished_event(
             timing, finished_unix_s, [group.group_id for group in groups], num_dropped, numbers
         )
@@ -223,7 +225,8 @@ class Learner:
         source, old_step = self._ports.source, self._run.old_step(self.state.step)
         taken = await source.next_groups(self._trainer.num_missing_groups, _BLOCK_S, old_step)
         self._is_solved = not taken and await source.is_training_ended(self.state.lineage)
-        return taken
+        # A Redis that lost its last writes gives groups again.
+        return [one for one in taken if not self._progress.holds(one[0])]
 
     async def _work(self, timing: Timing) -> None:
         await self._compute(timing, self._trainer.work)
@@ -245,9 +248,9 @@ class Learner:
         return kept
 
     async def _prepare(self, group: TrajectoryGroup) -> PreparedGroup:
-        if self._builder.unknown_versions(group, self._versions):
-            self._versions = await self._ports.versions.all()
-            if unknown := self._builder.unknown_versions(group, self._versions):
+        if asked := self._builder.unknown_versions(group, self._versions):
+            self._versions = newest_versions(self._versions | await self._ports.versions.of(asked))
+            if unknown := asked - self._versions.keys():
                 log.error("tokens of unrecorded versions", group_id=group.group_id, versions=unknown)
         prepared = self._builder.prepare(group, self.state.step, self._versions)
         observe_group(prepared)
@@ -324,7 +327,9 @@ class Learner:
     # Checkpoints
 
     async def _save_if_due(self, tasks: asyncio.TaskGroup) -> None:
-        if not self._progress.is_save_due:
+        progress = self._progress
+        is_early = self._ports.source.is_nearly_full and progress.has_unsaved_steps
+        if not (progress.is_save_due or is_early):
             return
         await self._published()
         await self._saved()  # one at a time: a slow disk slows the steps
@@ -364,7 +369,7 @@ class Learner:
             log.error("checkpoint not saved", step=state.step, error=str(error))
             return
         metrics.CHECKPOINT_SECONDS.observe(ports.clock.monotonic_s() - began_s)
-        await ports.source.commit_checkpoint(state.entry_ids, saved_event(state, str(path)))
+        await ports.source.commit_checkpoint(state.released_ids, saved_event(state, str(path)))
         progress.saved()
         metrics.RETAINED_BYTES.set(progress.retained_bytes)
         lineages = {state.lineage, *(ancestor.lineage for ancestor in state.ancestors)}

@@ -1,6 +1,6 @@
 """Interfaces that the learner uses; the shared store and weights and `adapters/` implement them."""
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
@@ -25,6 +25,10 @@ class GroupSource(Protocol):
         Keeps places for open groups whose first tokens are of `old_step` or before.
         """
 
+    @property
+    def is_nearly_full(self) -> bool:
+        """True if a checkpoint would free a buffer that soon has no room."""
+
     async def is_training_ended(self, lineage: str) -> bool:
         """Returns whether the scheduler wants no further step of this lineage."""
 
@@ -45,8 +49,8 @@ class EventSink(Protocol):
 class VersionReader(Protocol):
     """Reads the record of policy versions."""
 
-    async def all(self) -> dict[int, tuple[str, int]]:
-        """Returns policy_version -> (lineage, optimizer step)."""
+    async def of(self, policy_versions: Iterable[int]) -> dict[int, tuple[str, int]]:
+        """Returns policy_version -> (lineage, optimizer step) of those that are recorded."""
 
 
 class WeightSink(Protocol):

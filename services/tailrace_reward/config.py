@@ -1,6 +1,7 @@
 """Configuration of the reward service: the section `reward` of an experiment file."""
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -59,16 +60,15 @@ class RewardEntry(Config, frozen=True, kw_only=True):
     each test in `args`, do not read it."""
 
     def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a reward's name must not be empty")
         if self.kind == "function" and not _FUNCTION.match(self.function):
             raise ValueError(
                 f"reward {self.name!r}: function must be written module:name, found {self.function!r}"
             )
         if self.kind == "judge" and self.judge is None:
             raise ValueError(f"reward {self.name!r}: kind judge needs `judge` with base_url and prompt")
-        for key, kinds in _OWNERS.items():
-            if getattr(self, key) and self.kind not in kinds:
-                known = " or ".join(map(repr, kinds))
-                raise ValueError(f"reward {self.name!r}: has a {key}, so kind must be {known}")
+        self._check_owners()
         if self.kind == "scorer":
             self._check_scorers()
         if self.timeout_s <= 0:
@@ -81,6 +81,12 @@ class RewardEntry(Config, frozen=True, kw_only=True):
         options: dict[str, Any] = self.args.get(scorer, {})
         return options
 
+    def _check_owners(self) -> None:
+        for key, kinds in _OWNERS.items():
+            if getattr(self, key) and self.kind not in kinds:
+                known = " or ".join(map(repr, kinds))
+                raise ValueError(f"reward {self.name!r}: has a {key}, so kind must be {known}")
+
     def _check_scorers(self) -> None:
         where = f"reward {self.name!r}"
         options = {self.scorer: self.args} if self.scorer else self.args
@@ -90,25 +96,37 @@ class RewardEntry(Config, frozen=True, kw_only=True):
             known = f"known: {', '.join(SCORERS)}"
             raise ValueError(f"{where}: there is no scorer {name!r}: {hint}{known}")
         for name, given in options.items():
-            taken = SCORERS[name].options
-            unknown = sorted(given.keys() - taken) if isinstance(given, dict) else ["args"]
-            if unknown:
-                has = ", ".join(sorted(taken)) or "none"
-                raise ValueError(
-                    f"{where}: scorer {name!r} has no argument {unknown[0]!r}; it has {has}"
-                )
-        _check_max_tests(where, self.options_of("code").get("max_tests", 1))
+            _check_names(where, name, given)
+        for name in options:
+            _check_options(where, name, self.options_of(name))
         if self.judge is None and "judge" in (self.scorer, *self.sources.values()):
             raise ValueError(f"{where}: the scorer judge needs `judge` with base_url and prompt")
 
 
-def _check_max_tests(where: str, most: object) -> None:
-    if type(most) is not int or most < 1:
-        raise ValueError(
-            f"{where}: max_tests of the scorer 'code' must be a whole number from 1, found {most!r}"
-        )
+def _check_names(where: str, scorer: str, options: object) -> None:
+    """Raises `ValueError` for an argument that the scorer does not take."""
+    taken = SCORERS[scorer].options
+    unknown = sorted(options.keys() - taken) if isinstance(options, dict) else ["args"]
+    if unknown:
+        has = ", ".join(sorted(taken)) or "none"
+        raise ValueError(f"{where}: scorer {scorer!r} has no argument {unknown[0]!r}; it has {has}")
 
 
+def _check_options(where: str, scorer: str, options: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for a value of another type than that of its argument."""
+    for key, value in options.items():
+        kind, is_possible = _OPTIONS[key]
+        if not is_possible(value):
+            raise ValueError(f"{where}: {key} of the scorer {scorer!r} must be {kind}, found {value!r}")
+
+
+_YES_OR_NO: tuple[str, Callable[[Any], bool]] = ("true or false", lambda value: type(value) is bool)
+_OPTIONS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "strict": _YES_OR_NO,
+    "partial": _YES_OR_NO,
+    "max_tests": ("a whole number from 1", lambda value: type(value) is int and value > 0),
+    "timeout_s": ("a number above 0", lambda value: type(value) in (int, float) and value > 0),
+}
 _OWNERS = {
     "function": ("function",),
     "pretrain": ("model",),

@@ -1,10 +1,9 @@
 """Process of the scheduler: reads its configuration, wires its parts, runs."""
 
 import hashlib
-import shutil
 import sys
 
-from tailrace.clock import SystemClock
+from tailrace.clock import SteadyClock
 from tailrace.config import ConfigError
 from tailrace.runtime import Args, Service, run_service
 from tailrace.store import Outbox, connect
@@ -30,14 +29,14 @@ async def build(args: Args) -> Service:
     except ValueError as error:
         raise ConfigError(f"{args.config}: {error}") from error
     service = Service("scheduler", args.run, args.endpoints, instance_id=args.instance_id)
-    run, clock = args.run.exp_name, SystemClock()
+    run, clock = args.run.exp_name, SteadyClock()
     try:
         events, rows = EventFile(args.run.run_dir), MetricsFile(args.run.run_dir)
         reports = EngineLog(args.run.run_dir)
     except DiskFullError as error:
         raise ConfigError(str(error)) from error
     metrics.MAX_STALENESS.set(args.run.max_staleness)
-    metrics.FREE_DISK.set_function(lambda: shutil.disk_usage(args.run.run_dir).free)
+    metrics.watch_disk(args.run.run_dir)
     connection = await connect(args.endpoints.redis_url)
     world = SchedulerDependencies(
         run=run,
@@ -58,6 +57,10 @@ async def build(args: Args) -> Service:
         on_ready=lambda: service.set_ready(True),
     )
 
+    async def start() -> None:
+        await actor.start()
+        clock.begin()
+
     async def close() -> None:
         events.close()
         rows.close()
@@ -65,7 +68,7 @@ async def build(args: Args) -> Service:
         await connection.aclose()
 
     service.set_ready(False)
-    service.on_start(actor.start)
+    service.on_start(start)
     service.on_drain(close)
     declare(service, actor, run)
     return service
@@ -76,7 +79,16 @@ def declare(service: Service, actor: SchedulerActor, run: str) -> None:
     service.endpoint(subjects.lease(run), LeaseRequest, actor.on_lease)
     service.subscribe(subjects.lease_report(run), LeaseReport, actor.on_lease_report)
     service.subscribe(subjects.activity(run), AgentActivity, actor.on_activity)
-    for name in ("relay", "tick", "carry_out", "publish", "probe", "reconcile", "report"):
+    for name in (
+        "relay",
+        "acknowledge",
+        "tick",
+        "carry_out",
+        "publish",
+        "probe",
+        "reconcile",
+        "report",
+    ):
         service.loop(name, getattr(actor, name))
     service.loop("watch_model", actor.watch_model)
     service.loop("watch_learner", actor.watch_learner)

@@ -1,6 +1,6 @@
 """Configuration of the scheduler: the `scheduler` section of an experiment file."""
 
-from tailrace.config import Config, RunConfig
+from tailrace.config import MAX_EVAL_EPISODES, Config, RunConfig
 
 
 class SchedulerConfig(Config, frozen=True, kw_only=True):
@@ -115,18 +115,7 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         _check_shares(
             "eval_tags", eval_tags, "eval_num_groups_partition", self.eval_num_groups_partition
         )
-        for key in ("eval_groups", "eval_group_size", "max_attempts"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be at least 1")
-        for key in (
-            "eval_interim_groups",
-            "max_buffered_groups",
-            "min_valid",
-            "max_version_spread",
-            *_LIMITS,
-        ):
-            if getattr(self, key) < 0:
-                raise ValueError(f"{key} must not be negative")
+        self._check_counts()
         if not 0 <= self.max_waste <= 1:
             raise ValueError("max_waste must be a share, 0 to 1")
         for key in (
@@ -138,6 +127,25 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         ):
             if not getattr(self, key) > 0:
                 raise ValueError(f"{key} must be positive")
+
+    def _check_counts(self) -> None:
+        for key in ("eval_groups", "eval_group_size", "max_attempts"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1")
+        if self.eval_groups * self.eval_episodes_per_task > MAX_EVAL_EPISODES:
+            raise ValueError(
+                f"eval_groups x eval_group_size must be at most {MAX_EVAL_EPISODES}: an evaluation "
+                "plans its episodes at once"
+            )
+        for key in (
+            "eval_interim_groups",
+            "max_buffered_groups",
+            "min_valid",
+            "max_version_spread",
+            *_LIMITS,
+        ):
+            if getattr(self, key) < 0:
+                raise ValueError(f"{key} must not be negative")
 
     def pins_evaluations(self, run: RunConfig) -> bool:
         """Tell whether weights stay as they are during an evaluation."""

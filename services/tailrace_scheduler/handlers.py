@@ -1,19 +1,20 @@
 """Edge of the scheduler: passes input to the core and carries its decisions out.
 
 Five lanes, each in order and each repeatable from its start: the *relay* takes events from the outbox
-to `events.jsonl`, the core, `metrics.jsonl` and the EVENTS stream, and only then acknowledges them; the
-*store lane* carries decisions out in Redis; the *queue lane* publishes episodes, so that a full queue
-holds up nothing else; the *probe lane* asks failing servers for a token; the *reconciler* compares what
-is unsettled with what the queue holds. A decision leaves its lane when it has been carried out.
+to `events.jsonl`, the core, `metrics.jsonl` and the EVENTS stream, and acknowledges them once
+`events.jsonl` is on the disk; the *store lane* carries decisions out in Redis; the *queue lane*
+publishes episodes, so that a full queue holds up nothing else; the *probe lane* asks failing servers
+for a token; the *reconciler* compares what is unsettled with what the queue holds. A decision leaves
+its lane when it has been carried out.
 """
 
 import asyncio
-import itertools
+import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -36,6 +37,7 @@ from tailrace_protos.generation import CallErrorCode
 from tailrace_protos.subjects import PHASES, Phase
 from tailrace_scheduler import metrics
 from tailrace_scheduler.adapters.executor import Executor
+from tailrace_scheduler.adapters.lanes import Acknowledger, Lane
 from tailrace_scheduler.adapters.traces import RootSpans
 from tailrace_scheduler.core.decisions import Decision, StoreDecision
 from tailrace_scheduler.core.hints import HINTS
@@ -65,36 +67,6 @@ BATCH = 256
 PUBLISH_BATCH = 512
 
 T = TypeVar("T")
-
-
-class Lane(Generic[T]):
-    """Pending work in order; an item leaves when it is done."""
-
-    def __init__(self, name: str) -> None:
-        self._items: deque[T] = deque()
-        self._filled = asyncio.Event()
-        metrics.PENDING.labels(name).set_function(lambda: len(self._items))
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def put(self, items: Iterable[T]) -> None:
-        """Append items."""
-        self._items.extend(items)
-        if self._items:
-            self._filled.set()
-
-    async def head(self, max_items: int) -> list[T]:
-        """The first items, once there is one; they stay until `done`."""
-        while not self._items:
-            self._filled.clear()
-            await self._filled.wait()
-        return list(itertools.islice(self._items, max_items))
-
-    def done(self, num_items: int) -> None:
-        """The first items have been done."""
-        for _ in range(num_items):
-            self._items.popleft()
 
 
 @dataclass(frozen=True)
@@ -133,21 +105,26 @@ class SchedulerActor:
         self._decided: Lane[StoreDecision] = Lane("store")
         self._probes: Lane[ProbeServer] = Lane("probe")
         self._outgoing: Lane[EpisodeTask] = Lane("queue")
+        self._acknowledger = Acknowledger(world.source, world.events, world.clock)
         self._unwritten: deque[Change] = deque()
         self._lagging: dict[str, int] = {}  # as reported last
         self._has_adopted = False
         self._finish_is_relayed = False
+        self._told_until_s = 0.0  # monotonic: all events before it were passed on
+        self._compared_s = 0.0  # monotonic: the last comparison with the store
         self._traces = RootSpans()
+        self._series = metrics.StepSeries()
 
     # Start
 
     async def start(self) -> None:
-        """Become the run's only scheduler and replay its log."""
+        """Become the run's only scheduler, and replay the part of its log that it has not followed."""
         await self._become_only_one()
-        rows = self._core.replay(self._world.events.recover(), self._clock.unix_s())
+        # In a thread: the log of millions of episodes takes longer than a loop may be blocked.
+        events, now_s = self._world.events.recover(), self._clock.unix_s()
+        rows = await asyncio.to_thread(self._core.replay, events, now_s)
         await self._write(lambda: self._world.metrics.recover(rows))
-        for row in rows:
-            metrics.show(row)
+        await asyncio.to_thread(self._series.recover, rows)
         await self._world.queue.provision()
         await self._world.store.emit(
             f"run_started/{uuid.uuid4().hex}", RunStarted(self._world.run, self._world.config_digest)
@@ -156,11 +133,13 @@ class SchedulerActor:
         log.info("log replayed", num_rows=len(rows))
 
     async def _become_only_one(self) -> None:
+        """Wait for the log's lock and follow the log: a takeover replays the newest events only."""
         backoff = Backoff(0.2, 1.0)
         while not self._world.events.lock():
             if backoff.num_failures == 0:
                 self._on_ready()  # to take over
                 log.info("standing by: another scheduler writes this run's log")
+            await asyncio.to_thread(self._core.follow, self._world.events.follow())
             await backoff.sleep()
 
     async def _adopt(self) -> None:
@@ -212,14 +191,23 @@ class SchedulerActor:
 
     async def relay(self) -> None:
         """Pass events on for ever; take over from Redis after the old ones."""
+        after = ""  # after a failure all that are not acknowledged come again
         while True:
-            events = await self._world.source.read(READ_EVENTS, 0.5 if self._has_adopted else 0.0)
+            begun_s = self._clock.monotonic_s()
+            block_s = 0.5 if self._has_adopted else 0.0
+            events = await self._world.source.read(READ_EVENTS, block_s, after)
             if events:
                 await self._pass_on(events)
+                after = events[-1].seq
             elif not self._has_adopted:
                 await self._adopt()
             if len(events) < READ_EVENTS:
+                self._told_until_s = begun_s
                 await self._clock.sleep(COALESCE_S)
+
+    async def acknowledge(self) -> None:
+        """Acknowledge events that are on the disk."""
+        await self._acknowledger.run()
 
     async def tick(self) -> None:
         """Decide what time alone makes due."""
@@ -248,29 +236,31 @@ class SchedulerActor:
         """The queue lane."""
         while True:
             episodes = await self._outgoing.head(PUBLISH_BATCH)
-            self._traces.admitted(episodes, self._clock.unix_s())
+            self._traces.admitted(episodes, time.time())  # as the spans of other processes
             await self._world.queue.publish(episodes)
             self._outgoing.done(len(episodes))
 
     async def reconcile(self) -> None:
-        """Publish again what the queue has lost."""
+        """Make streams and consumers anew that vanished, and publish again what the queue has lost."""
         while True:
             await self._clock.sleep(self._reconcile_interval_s)
+            await self._make_missing()  # also while a lane waits for them
             if self._has_adopted and not self._decided and not self._outgoing:
                 for phase in PHASES:
                     await self._reconcile(phase)
+                if self._told_until_s > self._compared_s:
+                    await self._compare()
 
     async def report(self) -> None:
         """Report the run's state to live views and metrics."""
         while True:
             status = self._core.status(self._clock.unix_s())
-            if status.phase == "finished" and not self._finish_is_relayed:
+            is_relayed = self._finish_is_relayed and not self._acknowledger
+            if status.phase == "finished" and not is_relayed:
                 status = msgspec.structs.replace(status, phase="finishing")
-            metrics.GROUPS.labels("running").set(status.num_groups_running)
-            metrics.GROUPS.labels("ready").set(status.num_groups_ready)
+            metrics.show_status(status)
             metrics.EPISODES.set(sum(self._core.num_unsettled(phase) for phase in PHASES))
             metrics.WAITING.set(self._core.num_waiting)
-            metrics.SERVERS.set(status.num_servers)
             metrics.LEASES_HELD.set(self._core.num_leases)
             for hint in HINTS:
                 metrics.HINTS.labels(hint.name).set(hint.name in self._core.raised_hints)
@@ -313,12 +303,13 @@ class SchedulerActor:
             self._unwritten.extend(self._core.on_event(event, now_s))
             _log_health(event)
             self._traces.take(event.body)
+            metrics.count(event.body)
         self._decide()
         while self._unwritten:
             await self._write(lambda: self._apply_to_metrics(self._unwritten[0]))
             self._unwritten.popleft()
         await self._announce(events, len(fresh))
-        await self._world.source.ack([event.seq for event in events])
+        await self._acknowledger.take(event.seq for event in events)
         metrics.EVENTS.inc(len(fresh))
         self._finish_is_relayed = self._core.is_finished
 
@@ -334,7 +325,7 @@ class SchedulerActor:
             self._world.metrics.rewind(change.step)
         else:
             self._world.metrics.append(change)
-            metrics.show(change)
+            self._series.show(change)
 
     async def _write(self, write: Callable[[], T]) -> T:
         """Write into the run directory; waits for room on a full disk."""
@@ -357,14 +348,22 @@ class SchedulerActor:
         self._decided.put(one for one in decisions if not isinstance(one, ProbeServer))
         self._probes.put(one for one in decisions if isinstance(one, ProbeServer))
 
+    async def _make_missing(self) -> None:
+        if missing := await self._world.queue.missing():
+            log.error("streams of the run have vanished; making them anew", missing=missing)
+            metrics.REPROVISIONED.inc()
+            await self._world.queue.provision()
+
+    async def _compare(self) -> None:
+        """Compare the groups with the store's; not while news of the last comparison's time waits."""
+        stored = await self._world.store.group_ids()
+        self._compared_s = self._clock.monotonic_s()
+        self._put(self._core.audit(stored))
+
     async def _reconcile(self, phase: Phase) -> None:
         queue = self._world.queue
         before = self._core.num_unsettled(phase)
         count = await queue.count(phase)
-        if count is None:
-            log.error("the run's streams have vanished; making them anew", phase=phase)
-            metrics.REPROVISIONED.inc()
-            await queue.provision()
         is_balanced = count is not None and count >= min(before, self._core.num_unsettled(phase))
         held = None if is_balanced else await queue.held(phase)
         self._put(self._core.reconcile(phase, held))

@@ -1,9 +1,26 @@
 """Prometheus metrics of the scheduler."""
 
-from collections.abc import Mapping
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from prometheus_client import Counter, Gauge
 
+from tailrace_protos.control import RunStatus
+from tailrace_protos.event import EpisodeSettled, EventBody
+
+STEP = Gauge(
+    "tailrace_scheduler_step",
+    "Optimizer steps of the run, by its phase now (starting, warm_start, evaluating, training, "
+    "finishing, finished, failed).",
+    ["phase"],
+)
+SETTLED = Counter(
+    "tailrace_scheduler_settled_episodes",
+    "Episodes that ended, whoever ended them: a worker or the scheduler.",
+    ["phase", "outcome"],
+)
 GROUPS = Gauge(
     "tailrace_scheduler_groups", "Groups that are running, or ready and not trained yet.", ["state"]
 )
@@ -41,9 +58,66 @@ FULL_DISK_WAITS = Counter(
     "tailrace_scheduler_full_disk_waits", "Writes put off because the run directory's disk was full."
 )
 
+_OF_SERVERS = ("drift/", "drift_tokens/")  # begins of keys that name an inference server
+_MAX_UNREAD_ROWS = 20
 
-def show(row: Mapping[str, float | None]) -> None:
-    """Exports the known numbers of a row of `metrics.jsonl`."""
-    for name, value in row.items():
-        if value is not None:
-            STEP_METRIC.labels(name).set(value)
+
+def watch_disk(folder: Path) -> None:
+    """Exports the free bytes under a folder; while its disk fails they are not a number."""
+
+    def free() -> float:
+        try:
+            return shutil.disk_usage(folder).free
+        except OSError:  # one metric that raises would take all others with it
+            return math.nan
+
+    FREE_DISK.set_function(free)
+
+
+def show_status(status: RunStatus) -> None:
+    """Exports what the status says; of `STEP`, the run has one series at a time."""
+    STEP.clear()
+    STEP.labels(status.phase).set(status.step)
+    GROUPS.labels("running").set(status.num_groups_running)
+    GROUPS.labels("ready").set(status.num_groups_ready)
+    SERVERS.set(status.num_servers)
+
+
+def count(body: EventBody) -> None:
+    """Counts a new event that a metric counts."""
+    if isinstance(body, EpisodeSettled):
+        SETTLED.labels(body.phase, body.outcome.value).inc()
+
+
+class StepSeries:
+    """Series of `STEP_METRIC`; a server that is gone keeps none."""
+
+    def __init__(self) -> None:
+        self._unread_rows: dict[str, int] = {}  # by key of a server: rows without it
+
+    def recover(self, rows: Sequence[Mapping[str, float | None]]) -> None:
+        """Exports the newest known numbers of the rows of earlier schedulers."""
+        newest: dict[str, float | None] = {}
+        for row in rows:
+            newest.update(
+                (name, value)
+                for name, value in row.items()
+                if value is not None and not name.startswith(_OF_SERVERS)
+            )
+        self.show(newest)
+        for row in rows[-_MAX_UNREAD_ROWS:]:
+            self.show(row)
+
+    def show(self, row: Mapping[str, float | None]) -> None:
+        """Exports the known numbers of a row of `metrics.jsonl`."""
+        for name in self._unread_rows:
+            self._unread_rows[name] += 1
+        for name, value in row.items():
+            if value is not None:
+                STEP_METRIC.labels(name).set(value)
+                if name.startswith(_OF_SERVERS):
+                    self._unread_rows[name] = 0
+        for name, num_rows in list(self._unread_rows.items()):
+            if num_rows > _MAX_UNREAD_ROWS:
+                STEP_METRIC.remove(name)
+                del self._unread_rows[name]

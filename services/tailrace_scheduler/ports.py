@@ -1,8 +1,8 @@
 """Ports of the scheduler: store, queue, event source and files, with their records."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -59,6 +59,13 @@ class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class StoredGroups(NamedTuple):
+    """Ids of the groups in the store."""
+
+    open_ids: Collection[str]
+    sent_ids: Collection[str]  # closed: they wait for the learner, or until a checkpoint covers them
+
+
 class GroupStore(Protocol):
     """The truth about groups and episodes; every call may be repeated."""
 
@@ -99,6 +106,17 @@ class GroupStore(Protocol):
         """The member's next attempt, or None if it has settled."""
         ...
 
+    async def group_ids(self) -> StoredGroups:
+        """Ids of all groups in the store."""
+        ...
+
+    async def forget(self, group_id: str, phase: Phase, num_members: int, *, is_sent: bool) -> None:
+        """Close a group that is open for the store or for us alone; it is not trained.
+
+        `is_sent`: as far as we know it waits for the learner.
+        """
+        ...
+
     async def emit(self, once: str, body: EventBody) -> None:
         """Write an event into the outbox, once for ever under this id."""
         ...
@@ -111,8 +129,8 @@ class GroupStore(Protocol):
 class EventSource(Protocol):
     """The outbox: every state change of the run, in one order, until it is acknowledged."""
 
-    async def read(self, max_events: int, block_s: float) -> list[Event]:
-        """The oldest events not acknowledged; the same ones again until they are."""
+    async def read(self, max_events: int, block_s: float, after: str = "") -> list[Event]:
+        """The oldest events after this id that are not acknowledged; the same again until they are."""
         ...
 
     async def ack(self, seqs: Sequence[str]) -> None:
@@ -127,12 +145,16 @@ class EpisodeQueue(Protocol):
         """Make sure that it exists."""
         ...
 
+    async def missing(self) -> list[str]:
+        """Names of the parts of it, and of the run's other streams, that do not exist any more."""
+        ...
+
     async def publish(self, tasks: Sequence[EpisodeTask]) -> None:
         """Return once all are stored; a full queue makes this wait. Repeats are stored once."""
         ...
 
     async def count(self, phase: Phase) -> int | None:
-        """Messages it holds, queued or being played; None if the queue does not exist any more."""
+        """Messages it holds, queued or being played; None if the queue does not exist."""
         ...
 
     async def held(self, phase: Phase) -> dict[str, EpisodeTask]:
@@ -151,12 +173,20 @@ class EventLog(Protocol):
         """Become the run's only writer; False while another scheduler is."""
         ...
 
+    def follow(self) -> Iterator[Event]:
+        """Yields some of another scheduler's events, from the last one yielded on."""
+        ...
+
     def recover(self) -> Iterator[Event]:
-        """Yields all events written so far; `append` is for when the last one has been taken."""
+        """Yields the events that `follow` has not; `append` is for when the last one has been taken."""
         ...
 
     def append(self, events: Sequence[Event]) -> list[Event]:
         """Write those that are newer than the last one written; returns them."""
+        ...
+
+    def sync(self) -> None:
+        """Return once what was written is on the disk; blocks, and runs beside `append`."""
         ...
 
     def close(self) -> None:

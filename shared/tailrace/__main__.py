@@ -6,6 +6,7 @@ Ctrl-C ends it with exit code 130, also while it is loaded.
 """
 
 import importlib
+import os
 import re
 import sys
 from importlib.metadata import PackageNotFoundError, requires
@@ -33,8 +34,20 @@ def extra_of(module: str) -> str | None:
     return next((each for each in ("cli", *extras) if each in extras and each not in _WHOLE), None)
 
 
+def _open_streams() -> None:
+    """Open the standard streams that whoever started this process has closed (`2>&-`) as empty ones.
+
+    Otherwise a file of a run would get their numbers, and what is printed.
+    """
+    for name, flags in (("stdin", os.O_RDONLY), ("stdout", os.O_WRONLY), ("stderr", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            empty = os.open(os.devnull, flags)
+            setattr(sys, name, os.fdopen(empty, "r" if flags == os.O_RDONLY else "w"))
+
+
 def main() -> None:
     """Run the command line; exit code 2 and one line where a package of an extra is missing."""
+    _open_streams()
     try:
         with no_garbage_collection():
             cli = importlib.import_module("tailrace_cli.__main__")  # by name: it lies above `tailrace`

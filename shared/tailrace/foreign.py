@@ -1,6 +1,7 @@
 """Boundary to user code: each exception of it becomes one typed error.
 
-Used as `with foreign_code("env.step"): ...`. Cancellation and process exits pass through.
+Used as `with foreign_code("env.step"): ...`. Cancellation and process exits pass through;
+`foreign_call` takes an exit for an error too.
 """
 
 import contextlib
@@ -64,3 +65,25 @@ class foreign_code:  # noqa: N801  used like a statement
     ) -> None:
         if isinstance(error, Exception):
             raise ForeignCodeError(self._where, error) from error
+
+
+class ExitError(RuntimeError):
+    """User code tried to end the process that called it."""
+
+
+class foreign_call(foreign_code):  # noqa: N801  used like a statement
+    """`foreign_code` that turns `SystemExit` too, so that the process goes on."""
+
+    __slots__ = ()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, SystemExit):
+            told_exit = ExitError(f"it ended its process ({error!r}), as no code may that is called")
+            told_exit.__traceback__ = error.__traceback__
+            raise ForeignCodeError(self._where, told_exit) from error
+        super().__exit__(kind, error, traceback)

@@ -1,12 +1,13 @@
 """Functions and classes that users name in their configuration by import path: `package.module:name`.
 
-`package.module.name` means the same. Python looks for modules in the folder where Tailrace was started,
-on `PYTHONPATH` and among the installed packages.
+`package.module.name` means the same. Python looks for modules in the folder of the experiment, in the
+folder where Tailrace was started, on `PYTHONPATH` and among the installed packages, in this order.
 """
 
 import importlib
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,17 +58,36 @@ def looks_like_path(name: str) -> bool:
 
 @contextmanager
 def importable_from(folder: Path) -> Iterator[None]:
-    """Lets modules in the current folder and in `folder` be imported, as the services can.
+    """Lets modules in `folder`, that of the experiment, and in the current one be imported.
 
-    `PYTHONPATH` of a service begins with the folder of the experiment.
+    They come in the order that services have (`python_path`).
     """
-    added = [str(Path.cwd()), str(folder)]
+    added = [str(folder), str(Path.cwd())]
     sys.path[:0] = added
     try:
         yield
     finally:
         for entry in added:
             sys.path.remove(entry)
+
+
+def python_path(folder: Path, inherited: str) -> str:
+    """`PYTHONPATH` of processes that import modules of an experiment in `folder`."""
+    folders = dict.fromkeys([str(folder), str(Path.cwd()), *inherited.split(os.pathsep)])
+    return os.pathsep.join(filter(None, folders))
+
+
+def module_options(environment: Mapping[str, str]) -> list[str]:
+    """Options of Python before the name of a module to run with `environment`.
+
+    Python puts the current folder first. Where `PYTHONPATH` gives it a place, it stays there (`-P`).
+    """
+    folders = environment.get("PYTHONPATH", "").split(os.pathsep)
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:  # it was deleted
+        return ["-m"]
+    return ["-P", "-m"] if here in folders else ["-m"]
 
 
 def _module(name: str, key: str) -> object:
@@ -82,7 +102,16 @@ def _module(name: str, key: str) -> object:
     except ForeignCodeError as error:
         if not isinstance(error.error, ImportError):
             raise ConfigError(str(error)) from error
-        raise ConfigError(
-            f"{key}: cannot import {name!r} ({error.error}): correct the name, start Tailrace in the "
-            "folder that holds the module, or install its package"
-        ) from error
+        remedy = _remedy(error.error, name)
+        raise ConfigError(f"{key}: cannot import {name!r} ({error.error}): {remedy}") from error
+
+
+def _remedy(error: ImportError, name: str) -> str:
+    """Remedy for a module that is not there, or that imports what is not there."""
+    missing = error.name or name
+    if not isinstance(error, ModuleNotFoundError):
+        return "correct its imports"
+    if f"{name}.".startswith(f"{missing}."):
+        place = "the folder that holds the module"
+        return f"correct the name, start Tailrace in {place}, or install its package"
+    return f"install the package of {missing!r}, which it imports, or correct the import"

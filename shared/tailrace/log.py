@@ -1,6 +1,6 @@
 """Logs: one structured line per event on stderr, with ids.
 
-Each line has `service`, `run`, `instance_id` and the ids bound to the current task
+Each line, of any thread, has `service`, `run`, `instance_id` and the ids bound to the current task
 (`bound(episode_id=...)`), and the `trace_id` of a sampled episode. `TAILRACE_LOG=json|console` sets
 the form (default: console on a terminal, else json), and `TAILRACE_LOG_LEVEL` the lowest level
 (default info).
@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, TextIO, cast
 
 import structlog
-from structlog.contextvars import bind_contextvars, bound_contextvars, merge_contextvars
+from structlog.contextvars import bound_contextvars, merge_contextvars
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from tailrace.config import ConfigError
@@ -21,6 +21,7 @@ from tailrace.tracing import current_traceparent
 
 FORMS = ("json", "console")
 # Without variables: these may be keys, and whole batches.
+_process_ids: dict[str, str] = {}  # no context variables: a thread begins without those of its parent
 _exceptions = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
 
 
@@ -53,6 +54,7 @@ def configure(
     not `TAILRACE_LOG` and `TAILRACE_LOG_LEVEL`.
     """
     shared, renderers = _shared_processors(), _renderers(form)
+    _process_ids.clear()
     handler = logging.StreamHandler(cast(TextIO, _Stderr()))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -72,17 +74,22 @@ def configure(
 
 
 def bind(**ids: str) -> None:
-    """Adds ids to all later lines; omits empty ids."""
-    bind_contextvars(**{key: value for key, value in ids.items() if value})
+    """Adds ids to all later lines of this process; omits empty ids."""
+    _process_ids.update({key: value for key, value in ids.items() if value})
 
 
 def _shared_processors() -> list[Processor]:
     return [
         merge_contextvars,
+        _add_process,
         _add_trace,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+
+
+def _add_process(_logger: object, _method: str, event: EventDict) -> EventDict:
+    return {**_process_ids, **event}
 
 
 def _add_trace(_logger: object, _method: str, event: EventDict) -> EventDict:

@@ -9,7 +9,8 @@ _SECONDS = (0.0005, 0.002, 0.01, 0.05, 0.2, 1.0, 5.0, 20.0, 60.0, 300.0)
 
 HANDLED = Counter(
     "tailrace_runtime_handled",
-    "Messages an actor finished, by outcome (ok, failed, malformed, rejected, handed_back, dead).",
+    "Messages an actor finished, by outcome "
+    "(ok, failed, malformed, rejected, handed_back, left, dead).",
     ["actor", "outcome"],
 )
 HANDLER_SECONDS = Histogram(

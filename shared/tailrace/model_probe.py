@@ -29,6 +29,8 @@ _FEW = 2
 # Lengths that weights have as a dimension: they cannot be made short.
 _FIXED = re.compile(r"compress_rate")
 _MOST_FIXED = 512
+_ROLES = ("_token_id", "_token_index")  # ends of the names of special tokens
+_FIRST_TOKEN, _MOST_TOKENS = 3, 4000  # the first three often have roles that no configuration names
 _SMALL_WEIGHT = 1 << 14  # elements; larger weights are stirred only if they are constant
 
 
@@ -97,6 +99,20 @@ def context_tokens(config: Any) -> int:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     found = (getattr(text, key, None) for key in CONTEXT_KEYS)
     return next((value for value in found if type(value) is int and value > 0), 0)
+
+
+def ordinary_tokens(config: Any, vocab_size: int) -> list[int]:
+    """Token ids without a role of their own (the end of a text, an image's place), of the first 4000.
+
+    A role has one id or several.
+    """
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    special: set[int] = set()
+    for name, value in (*vars(config).items(), *vars(text).items()):
+        if name.endswith(_ROLES):
+            special.update(value if isinstance(value, list | tuple) else [value])
+    known = range(min(vocab_size, _MOST_TOKENS))
+    return [token for token in known[_FIRST_TOKEN:] if token not in special] or list(known)
 
 
 @contextmanager

@@ -166,7 +166,7 @@ def fetched(url: str, key: str, patterns: Sequence[str] = ("*",)) -> Path:
 
 def _cache() -> Path:
     given = os.environ.get("TAILRACE_STATE_DIR", "")
-    home = Path(os.environ.get("XDG_CACHE_HOME", "") or "~/.cache").expanduser()
+    home = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME", "") or "~/.cache"))
     return (Path(given) if given else home / "tailrace") / "fetched"
 
 

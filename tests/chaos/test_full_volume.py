@@ -55,6 +55,7 @@ async def snapshot_is_newest(run: WeightRun) -> None:
 
 async def full_volume(run: WeightRun) -> None:
     """A version that has no room on the volume goes another way; the next one is a file again."""
+    await snapshot_is_newest(run)  # one that replaces an older one meanwhile would make room
     num_told = run.weight_sync.log.count(NO_FILE)
     ballast = run.folder / "disk" / "ballast"
     fill(ballast)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from benchmarks.live_run import VICTIMS, find
 from tests.audit import build_ledger, check_ledger
 from tests.e2e.runs import command, environment
 
-DEADLINE_S = 420.0
+DEADLINE_S = 900.0
 MAX_STEPS = 200
 SEED = int(os.environ.get("CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
 
@@ -35,6 +34,20 @@ def wait_for_victim(
             return found
         time.sleep(0.02)
     raise TimeoutError(f"{victim} never ran")
+
+
+def killed_at_random(
+    process: subprocess.Popen[str], victim: str, chance: random.Random, deadline: float
+) -> bool:
+    """SIGKILL for the victim at a random moment; false when the run has ended first."""
+    while (found := wait_for_victim(process, victim, deadline)) is not None:
+        time.sleep(chance.uniform(0.0, 0.5))
+        try:
+            found.kill()
+        except psutil.NoSuchProcess:  # it has ended by itself meanwhile, and starts again
+            continue
+        return True
+    return False
 
 
 def wait_for_steps(
@@ -62,6 +75,7 @@ def test_a_run_survives_the_death_of_every_process(tmp_path: Path) -> None:
         "save_steps=10",
         "max_staleness=2",
         "scheduler.group_timeout_s=30",
+        "scheduler.max_untrained_steps=0",  # late groups are often all equal, for many steps
         output_dir=tmp_path,
         exp_name="chaos",
     )
@@ -73,16 +87,16 @@ def test_a_run_survives_the_death_of_every_process(tmp_path: Path) -> None:
     victims = list(VICTIMS)
     chance.shuffle(victims)
     killed = []
-    wait_for_steps(process, run_dir, 1, deadline)
-    for victim in victims:
-        found = wait_for_victim(process, victim, deadline)
-        if found is None:
-            break
-        time.sleep(chance.uniform(0.0, 0.5))  # the random moment of the kill
-        os.kill(found.pid, signal.SIGKILL)
-        killed.append(victim)
-        wait_for_steps(process, run_dir, num_finished(run_dir) + 1, deadline)
-    printed, _ = process.communicate(timeout=max(1.0, deadline - time.monotonic()))
+    try:
+        wait_for_steps(process, run_dir, 1, deadline)
+        for victim in victims:
+            if not killed_at_random(process, victim, chance, deadline):
+                break
+            killed.append(victim)
+            wait_for_steps(process, run_dir, num_finished(run_dir) + 1, deadline)
+        printed, _ = process.communicate(timeout=max(1.0, deadline - time.monotonic()))
+    finally:
+        process.kill()  # where it has not ended; its guardian ends the rest
     assert process.returncode == 0, f"CHAOS_SEED={SEED}, killed {killed}:\n{printed}"
     assert sorted(killed) == sorted(VICTIMS), f"CHAOS_SEED={SEED}: the run ended before all were killed"
     ledger = build_ledger(run_dir)

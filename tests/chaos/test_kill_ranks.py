@@ -29,6 +29,7 @@ SETTINGS = (
     "save_steps=3",
     "max_staleness=2",
     "scheduler.group_timeout_s=30",
+    "scheduler.max_untrained_steps=0",  # late groups are often all equal, for many steps
     "learner.save_total_limit=3",
 )
 
@@ -71,7 +72,7 @@ def kill_rank(process: subprocess.Popen[bytes], rank: str, deadline: float) -> N
     """SIGKILL for one rank of the learner."""
     victim = wait_for_rank(process, rank, deadline)
     victim.kill()
-    psutil.wait_procs([victim], timeout=30)
+    psutil.wait_procs([victim], timeout=60)
 
 
 def kill_in_a_write(process: subprocess.Popen[bytes], run_dir: Path, deadline: float) -> Path:
@@ -85,7 +86,7 @@ def kill_in_a_write(process: subprocess.Popen[bytes], run_dir: Path, deadline: f
                 time.sleep(0.001)
                 continue
             launcher.kill()
-            psutil.wait_procs([launcher], timeout=30)
+            psutil.wait_procs([launcher], timeout=60)
             if torn.exists():
                 return torn
     raise TimeoutError("no checkpoint was caught half written")

@@ -25,7 +25,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_each_death_had_a_successor_and_the_audit_balances(ledger: Ledger) -> None:
     assert len(ledger.of_type("run_started")) == 1 + DEATHS
     check_ledger(ledger)

@@ -36,7 +36,7 @@ from tests.world.link import Fault, Links
 from tests.world.processes import ServiceProcess, environment
 
 MODEL = small.MODEL | {"hidden_size": 256, "vocab_size": 4000}  # 5 MB: several chunks
-DEADLINE_S = 90.0
+DEADLINE_S = 180.0
 PROMPT = [5, 6, 7]
 NUM_NEW = 24
 NUM_CALLERS = 2

@@ -134,6 +134,38 @@ def test_a_lost_secret_alone_is_made_anew(upgrade: Any, render: Render) -> None:
     assert changed == {"demo-reward", "demo-nats-config", "demo-redis-config"}
 
 
+def digests(objects: Objects) -> dict[str, str]:
+    """What pods have of the passwords that they read at their start, by workload."""
+    return {
+        name: each["spec"]["template"]["metadata"]["annotations"]["checksum/passwords"]
+        for (kind, name), each in objects.items()
+        if kind in ("Deployment", "StatefulSet")
+    }
+
+
+def test_an_upgrade_starts_no_pod_anew_for_its_passwords(
+    upgrade: Any, chart: helm_python.Chart, values: dict[str, Any]
+) -> None:
+    gateway = {"gateway": {"enabled": True}}
+    given = merged(values["laptop-cpu"], gateway)
+    first = objects_in(chart.render(given, name="demo", namespace="team"))
+    assert digests(upgrade(first, gateway)) == digests(first)
+
+
+def test_a_password_that_changes_starts_its_readers_anew(upgrade: Any, render: Render) -> None:
+    """NATS and Valkey read their users at the start alone, and a service its own password."""
+    first = render()
+    lost = {key: each for key, each in first.items() if key != ("Secret", "demo-reward")}
+    before, after = digests(first), digests(upgrade(lost, {}))
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"demo-reward", "demo-nats", "demo-redis"}
+
+
+def test_another_seed_starts_every_pod_anew(render: Render) -> None:
+    before, after = digests(render()), digests(render("laptop-cpu", {"credentials": {"seed": "new"}}))
+    assert [name for name in before if before[name] == after[name]] == []
+
+
 def test_nats_server_takes_the_configuration(tmp_path: Path, render: Render) -> None:
     text = render()["Secret", "demo-nats-config"]["stringData"]["nats.conf"]
     assert json.loads(text)["max_payload"] == MAX_MESSAGE_BYTES

@@ -10,6 +10,7 @@ import helm_python
 import pytest
 
 from tailrace.tracing import SALT_VARIABLE
+from tailrace_cli.cluster.permissions import SERVICE_USERS
 from tailrace_inference.metrics import COUNTERS, GAUGES
 from tests.chart.conftest import (
     CHART,
@@ -162,6 +163,25 @@ def test_monitoring_finds_every_service(everything: Any) -> None:
     assert monitor["podMetricsEndpoints"][0]["port"] == "metrics"
     labels = everything["Deployment", "demo-agents"]["spec"]["template"]["metadata"]["labels"]
     assert monitor["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_a_pod_has_the_service_label_of_a_local_run(everything: Any) -> None:
+    (endpoint,) = everything["PodMonitor", "demo-services"]["spec"]["podMetricsEndpoints"]
+
+    def service(component: str) -> str:
+        found = ""
+        for rule in endpoint["relabelings"]:
+            if rule["targetLabel"] == "service" and re.fullmatch(rule.get("regex", ".*"), component):
+                found = rule.get("replacement", component)
+        return found
+
+    components = {
+        each["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
+        for (kind, _), each in everything.items()
+        if kind in ("Deployment", "StatefulSet")
+    }
+    assert {"inference-default", "weight-sync"} <= components
+    assert {service(each) for each in components - {"nats", "redis"}} <= set(SERVICE_USERS)
 
 
 @pytest.mark.parametrize("key", ["gatewayFrom", "metricsFrom"])

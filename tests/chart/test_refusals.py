@@ -18,12 +18,19 @@ WRONG = {
     "engine": ({"inference": {"pools": {"default": {"image": "trt"}}}}, "image"),
     "pool name": ({"inference": {"pools": {"Big_Pool": {"replicas": 1}}}}, "Big_Pool"),
     "digest": ({"image": {"digests": {"agents": "latest"}}}, "agents"),
+    "digest of no image": ({"image": {"digests": {"agent": f"sha256:{'0' * 64}"}}}, "agent"),
+    "egress of no service": ({"networkPolicy": {"extraEgress": {"weight-sync": []}}}, "weight-sync"),
+    "variables of a server": ({"nats": {"env": [{"name": "A", "value": "1"}]}}, "env"),
+    "access mode of one pod": (
+        {"storage": {"runs": {"accessModes": ["ReadWriteOncePod"]}}}, "accessModes",
+    ),
     "pull policy": ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
     "size": ({"nats": {"storage": "much"}}, "storage"),
     "fsync": ({"redis": {"fsync": "no"}}, "fsync"),
     "autoscaling mode": ({"autoscaling": {"mode": "magic"}}, "mode"),
     "url": ({"nats": {"external": {"url": "host:4222"}}}, "url"),
     "access mode": ({"storage": {"runs": {"accessModes": ["RWX"]}}}, "accessModes"),
+    "no access mode": ({"storage": {"runs": {"accessModes": []}}}, "accessModes"),
     "log level": ({"telemetry": {"logLevel": "loud"}}, "logLevel"),
     "experiment: unknown key": ({"experiment": {"max_step": 3}}, "max_step"),
     "experiment: type": ({"experiment": {"group_size": "eight"}}, "group_size"),
@@ -37,6 +44,22 @@ WRONG = {
         {"tls": {"enabled": True}, "experiment": {"weight_sync": {"transport": "broadcast"}}},
         "transport: broadcast sends weights without encryption, and tls.enabled demands it",
     ),
+    "a brought server without encryption beside TLS": (
+        {"tls": {"enabled": True, "existingSecret": "mine"},
+         "redis": {"external": {"url": "redis://user:word@a:6379"}}},
+        "redis.external.url: redis://a:6379 has no encryption, and tls.enabled demands it: take rediss://",
+    ),
+    "one of several brought servers without encryption beside TLS": (
+        {"tls": {"enabled": True, "existingSecret": "mine"},
+         "nats": {"external": {"url": "tls://a:4222,nats://b:4222"}}},
+        "nats.external.url: nats://b:4222 has no encryption",
+    ),
+    "a brought server whose certificate nobody vouches for": (
+        {"tls": {"enabled": True}, "nats": {"external": {"url": "tls://a:4222"}}},
+        "tls.existingSecret: nats.external.url is a server whose certificate this release did not make",
+    ),
+    "a resource of no device plugin": ({"defaults": {"gpuResource": "gpu"}}, "gpuResource"),
+    "root": ({"defaults": {"runAsUser": 0}}, "runAsUser"),
     "both servers": (
         {"servers": {"release": "x"}, "nats": {"external": {"url": "nats://a:4222"}}},
         "servers.release",
@@ -62,6 +85,11 @@ WRONG = {
          "experiment": {"autoscaler": {"targets": {"inference-big": {"max_replicas": 2}}}}},
         "inference-big",
     ),
+    "bounds in no order": (
+        {"autoscaling": {"enabled": True},
+         "experiment": {"autoscaler": {"targets": {"agents": {"min_replicas": 4}}}}},
+        "experiment.autoscaler.targets.agents: min_replicas is 4 and max_replicas 1",
+    ),
     "sandbox of containers in a pod": (
         {"sandbox": {"replicas": 1}, "experiment": {"sandbox": {"backend": "docker"}}},
         "experiment.sandbox.backend is docker",
@@ -73,6 +101,20 @@ WRONG = {
     ),
     "workflow without gateway": (
         {"experiment": {"agents": {"workflow": {"agent": "m.Agent"}}}}, "gateway.enabled",
+    ),
+    "judge of the run without gateway": (
+        {"experiment": {"reward": {"rewards": [
+            {"name": "j", "kind": "judge", "judge": {"base_url": "gateway", "prompt": "p"}}]}}},
+        "gateway.enabled",
+    ),
+    "sandboxes of the experiment without a pod": (
+        {"experiment": {"cluster": {"num_sandboxes": 2}}},
+        "sandbox.replicas is 0, and experiment.cluster.num_sandboxes 2",
+    ),
+    "programs to score without a sandbox": (
+        {"experiment": {"reward": {"rewards": [
+            {"name": "tests", "kind": "scorer", "scorer": "code"}]}}},
+        "sandbox.replicas is 0, and the scorer of experiment.reward tests",
     ),
     "GPU for a CPU engine": ({"inference": {"pools": {"default": {"gpus": 1}}}}, "gpus"),
     "GPUs beside the parallel sizes": (
@@ -106,12 +148,30 @@ WRONG = {
          "experiment": {"learner": {"strategy_args": {"num_ranks": 2}}}},
         "learner.nodes is 2: the ranks of the learner talk without encryption, and tls.enabled demands",
     ),
+    "nodes of a colocated learner": (
+        {"learner": {"nodes": 2},
+         "experiment": {"colocated": True, "learner": {"strategy_args": {"num_ranks": 2}}}},
+        "experiment.colocated: the learner takes turns with servers of one machine, and learner.nodes",
+    ),
+    "shared memory above the limit": (
+        {"learner": {"shm": "36Gi", "resources": {"limits": {"memory": "16Gi"}}}},
+        "learner.shm is 36Gi, and resources.limits.memory 16Gi",
+    ),
+    "shared memory of a pool above the limit": (
+        {"inference": {"pools": {"wide": {"shm": "9Gi"}}}}, "inference.pools.wide.shm is 9Gi",
+    ),
+    "colocated pods": ({"experiment": {"colocated": True}}, "experiment.colocated: learner and"),
+    "weights on no volume": (
+        {"experiment": {"weight_sync": {"transport": "files", "volume": "/shared"}}},
+        "experiment.weight_sync.volume: /shared is on no volume of the pods",
+    ),
     "image of another engine": (
         {"experiment": {"inference": {"engine": "sglang"}}}, "take inference-sglang",
     ),
     "two sources of code": (
         {"userCode": {"git": {"url": "u", "image": "i"}, "image": {"name": "n"}}}, "userCode",
     ),
+    "module in a folder": ({"userCode": {"files": {"pkg/mine.py": "x = 1"}}}, "pkg/mine.py"),
     "git without image": ({"userCode": {"git": {"url": "u"}}}, "userCode.git.image"),
     "ingress without host": (
         {"gateway": {"enabled": True, "ingress": {"enabled": True}}}, "gateway.ingress.host",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.chart.conftest import (
+    Objects,
     Render,
     container_of,
     pod_of,
@@ -210,3 +211,24 @@ def test_tls_reaches_servers_and_services(everything: Any) -> None:
     config = json.loads(everything["Secret", "demo-nats-config"]["stringData"]["nats.conf"])
     assert config["tls"]["cert_file"] == "/etc/tls/tls.crt"
     assert "\nport 0\n" in everything["Secret", "demo-redis-config"]["stringData"]["redis.conf"]
+
+
+def ports_of(objects: Objects, part: str) -> set[int]:
+    """Numbers of the ports that a part may call at any address."""
+    rules = objects["NetworkPolicy", f"demo-{part}"]["spec"]["egress"]
+    return {port["port"] for rule in rules if "to" not in rule for port in rule["ports"]}
+
+
+def test_services_reach_the_receivers_of_their_traces(render: Render) -> None:
+    run = {"tracing": {"endpoint": "https://trace.example.org/otel", "mlflow": "http://mlflow:5000"}}
+    objects = render("laptop-cpu", {"experiment": run})
+    assert ports_of(objects, "scheduler") >= {443}
+    assert ports_of(objects, "agents") >= {443, 5000}
+    assert 5000 not in ports_of(objects, "scheduler")
+    given = {"telemetry": {"otlpEndpoint": "http://collector/v1/traces"}, "sandbox": {"replicas": 1}}
+    objects = render("laptop-cpu", given)
+    assert ports_of(objects, "scheduler") == {80, 4317, 4318}  # those behind a Service are its pods'
+    assert not ports_of(objects, "sandbox")
+    objects = render("laptop-cpu", {"telemetry": {"otlpEndpoint": "http://otel:4318"}})
+    assert ports_of(objects, "scheduler") == {4317, 4318}
+    assert not ports_of(render(), "scheduler")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +119,16 @@ def test_values_files_win_over_the_standing_release_and_modules_go_along(
     assert code == {"my_reward.py": "def score(): ...\n"}
 
 
+def test_a_run_that_needs_sandboxes_gets_them(team: Team, tmp_path: Path) -> None:
+    team.install("shared", STANDING)
+    team.submit("exp_name=one", "cluster.num_sandboxes=2")
+    assert team.api.objects["team", "deployments", "one-sandbox"]["spec"]["replicas"] == 2
+    values = tmp_path / "values.yaml"
+    values.write_text("sandbox: {replicas: 5}\n")
+    team.submit("exp_name=two", "cluster.num_sandboxes=2", values=[str(values)])
+    assert team.api.objects["team", "deployments", "two-sandbox"]["spec"]["replicas"] == 5
+
+
 def refused(team: Team, *overrides: str, **wanted: object) -> str:
     before = dict(team.api.objects)
     with pytest.raises(ConfigError) as caught:
@@ -136,6 +147,7 @@ def test_submissions_that_cannot_work_are_refused_before_anything_is_made(
     assert "the name is taken: release one" in refused(team, "exp_name=one")
     assert "the name is taken: release one" in refused(team, "exp_name=one", name="another")
     assert "is one run (mode job)" in refused(team, "exp_name=two", standing="one")
+    assert "a letter first" in refused(team, "exp_name=two", name="7b")
     long = refused(team, "exp_name=two", name="x" * 41)
     assert "--name" in long
     values = tmp_path / "values.yaml"
@@ -229,6 +241,21 @@ def test_a_cluster_that_goes_away_is_named_and_a_log_that_breaks_off_says_so(
     with pytest.raises(ConfigError, match="the cluster of context gpu does not answer"):
         team.cluster.pods("one")
     assert [line.component for line in team.cluster.follow([agents], 5)] == ["agents"]
+
+
+def test_the_newest_job_tells_the_state_while_an_upgrade_replaces_it(team: Team) -> None:
+    team.install("shared", STANDING)
+    team.submit("exp_name=one")
+    ((key, job),) = [each for each in team.api.objects.items() if each[0][1] == "jobs"]
+    job["metadata"]["creationTimestamp"] = "2026-11-28T10:00:00Z"
+    newer = copy.deepcopy(job)
+    newer["metadata"] |= {"name": "one-run-0", "creationTimestamp": "2026-11-28T11:00:00Z"}
+    newer["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    team.api.objects[*key[:2], "one-run-0"] = newer
+    assert team.cluster.run_state("one") == "finished"
+    del newer["status"]
+    job["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    assert team.cluster.run_state("one") == "running"
 
 
 @pytest.mark.parametrize(("condition", "state"), [("Complete", "finished"), ("Failed", "failed")])

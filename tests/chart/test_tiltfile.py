@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+import helm_python
 import pytest
 import starlark
 import yaml
@@ -19,7 +20,7 @@ from tailrace.chat import Renderer
 from tailrace.config import RunConfig
 from tailrace_gateway.adapters.model_calls import model_call_routes
 from tailrace_gateway.core.calls import ModelCalls
-from tests.chart.conftest import CHART, ROOT, Render, workloads
+from tests.chart.conftest import CHART, ROOT, Render, container_of, merged, objects_in, workloads
 
 # A built-in of Python takes no function.
 NAMES_WORKLOADS = """
@@ -142,7 +143,7 @@ def test_a_container_ends_as_its_service_does_when_its_pod_is_stopped(
     assert container.stdout is not None
     assert container.stdout.readline() == "runs\n"
     container.terminate()
-    assert container.wait(timeout=30) == 0
+    assert container.wait(timeout=120) == 0
 
 
 def test_the_chart_is_installed_with_the_cpu_values(tilt: FakeTilt) -> None:
@@ -151,6 +152,19 @@ def test_the_chart_is_installed_with_the_cpu_values(tilt: FakeTilt) -> None:
     assert "defaults.writableRoot=true" in named["set"]
     (values,) = named["values"]
     assert yaml.safe_load((ROOT / values).read_text())["experiment"]["exp_name"] == "demo"
+
+
+def test_the_built_images_are_those_of_the_pods_whatever_registry_the_values_name(
+    chart: helm_python.Chart, values: dict[str, Any]
+) -> None:
+    tilt = FakeTilt({"experiment": "mine.yaml"}, values=values["node-8gpu"])
+    built = {arguments[0] for arguments, _ in tilt.of("docker_build")}
+    ((_, named),) = tilt.of("helm")
+    digests = {"image": {"digests": {"agents": f"sha256:{'0' * 64}"}}}
+    given = merged(values["node-8gpu"], digests, *map(helm_python.parse_set_string, named["set"]))
+    objects = objects_in(chart.render(given, name="tailrace", namespace="team"))
+    images = {container_of(each)["image"].rpartition(":")[0] for each in workloads(objects)}
+    assert {image for image in images if "tailrace" in image} <= built
 
 
 def test_the_objects_go_to_the_namespace_of_the_context(tilt: FakeTilt) -> None:
@@ -300,6 +314,40 @@ def test_what_the_values_ask_for_is_built_and_shown() -> None:
     assert {"tailrace-sandbox", "tailrace-autoscaler", "tailrace-inference-wide"} < shown
     assert "tailrace-inference-default" not in shown
     assert "kill inference-wide" in buttons_of(tilt)
+
+
+def test_the_clusters_grafana_is_forwarded_and_gets_the_dashboards(
+    chart: helm_python.Chart, values: dict[str, Any]
+) -> None:
+    tilt = FakeTilt({"grafana": "monitoring/kube-grafana"})
+    (serves,) = [
+        named["serve_cmd"]
+        for arguments, named in tilt.of("local_resource")
+        if arguments == ("grafana",)
+    ]
+    assert serves == "kubectl port-forward --namespace monitoring service/kube-grafana 3000:80"
+    ((_, named),) = tilt.of("helm")
+    given = merged(values["laptop-cpu"], *map(helm_python.parse_set_string, named["set"]))
+    objects = objects_in(chart.render(given, name="tailrace", namespace="team"))
+    assert ("ConfigMap", "tailrace-dashboard-run") in objects
+    assert ("PodMonitor", "tailrace-services") in objects
+    agents = objects["NetworkPolicy", "tailrace-agents"]["spec"]["ingress"]
+    prometheus = {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
+    assert {"namespaceSelector": prometheus} in [peer for rule in agents for peer in rule["from"]]
+
+
+def test_servers_that_the_values_bring_are_no_resources() -> None:
+    """Tilt refuses a resource without an object."""
+    tilt = FakeTilt(
+        {"experiment": "mine.yaml"}, values={"nats": {"external": {"url": "nats://n:4222"}}}
+    )
+    shown = {arguments[0]: named for arguments, named in tilt.of("k8s_resource")}
+    assert "tailrace-nats" not in shown
+    assert shown["tailrace-agents"]["resource_deps"] == ["tailrace-redis"]
+    both = FakeTilt({"experiment": "mine.yaml"}, values={"servers": {"release": "shared"}})
+    shown = {arguments[0]: named for arguments, named in both.of("k8s_resource")}
+    assert not {"tailrace-nats", "tailrace-redis"} & set(shown)
+    assert shown["tailrace-agents"]["links"], "its metrics"
 
 
 def test_settings_choose_values_context_and_gateway() -> None:

@@ -88,7 +88,7 @@ def redis_with_tls() -> str:
 async def test_services_reach_redis_over_tls_alone(tmp_path: Path, objects: Objects) -> None:
     port = free_port()
     with server(tmp_path, objects, "redis", [redis_with_tls()], port) as ca_file:
-        store = await connect(endpoints(objects, "rediss", port, ca_file).redis_url, wait_s=20)
+        store = await connect(endpoints(objects, "rediss", port, ca_file).redis_url, wait_s=60)
         await store.ping()  # raises if nothing answers
         await store.aclose()
         for scheme, certificates in (
@@ -103,7 +103,7 @@ async def test_services_reach_nats_over_tls_alone(tmp_path: Path, objects: Objec
     port = free_port()
     program = [str(ROOT / ".venv" / "bin" / "nats-server")]
     with server(tmp_path, objects, "nats", program, port) as ca_file:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             bus = await Bus.connect(endpoints(objects, "tls", port, ca_file), name="agents")
         assert bus.connection.is_connected
         await bus.close()

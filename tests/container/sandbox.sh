@@ -75,9 +75,11 @@ make_image() {
 }
 
 run_suite() {
-    # A copy that everybody may read, whoever owns the working tree.
+    # A copy that everybody may read, whoever owns the working tree. Of files alone: tar fails with a folder in
+    # which another test leaves what Python compiled.
     mkdir "$work/tree"
-    tar --exclude=__pycache__ -c pyproject.toml protos shared services tests | tar -x -C "$work/tree"
+    find pyproject.toml protos shared services tests -name __pycache__ -prune -o ! -type d -print0 |
+        tar --null --files-from - -c | tar -x -C "$work/tree"
     chmod -R a+rX "$work" "$work/tree"
     local packages
     packages=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')

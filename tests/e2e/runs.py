@@ -35,7 +35,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "COLUMNS": "160", "TERM": "dumb"}
 
 
-def run(argv: list[str], timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
+def run(argv: list[str], timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
     """Run to the end and return what was printed."""
     return subprocess.run(
         argv, env=environment(), capture_output=True, text=True, timeout=timeout_s, check=False

@@ -30,16 +30,16 @@ def rows(run_dir: Path) -> list[dict[str, float | None]]:
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_engines_sample_from_the_weights_that_the_learner_trains(tmp_path: Path) -> None:
     """Trains on two ranks, and goes on with one."""
     sizes = {"max_position_embeddings": 256, "initializer_range": 0.05}
     base = [f"pretrain={save(tmp_path, AutoModelForCausalLM, **sizes)}", *WITHOUT_SCRATCH, *ADAPTERS]
     settings = [*base, "learner.strategy_args.num_ranks=2", "max_steps=4"]
-    first = run(trained(*settings, output_dir=tmp_path), timeout_s=250)
+    first = run(trained(*settings, output_dir=tmp_path), timeout_s=400)
     assert first.returncode == 0, first.stdout + first.stderr
     settings = [*base, "max_steps=6", "resume_from_checkpoint=true"]
-    again = run(trained(*settings, output_dir=tmp_path), timeout_s=250)
+    again = run(trained(*settings, output_dir=tmp_path), timeout_s=400)
     assert again.returncode == 0, again.stdout + again.stderr
     run_dir = tmp_path / "adapters"
     ledger = build_ledger(run_dir)

@@ -120,7 +120,7 @@ class Users:
 async def ask(client: Client, subject: str, payload: bytes) -> Msg:
     """The answer to one request."""
     try:
-        return await client.request(subject, payload, timeout=30)
+        return await client.request(subject, payload, timeout=60)
     except nats.errors.TimeoutError as error:
         raise AssertionError(f"{subject} does not answer {payload[:20]!r}") from error
 
@@ -165,13 +165,13 @@ async def exceed_the_limit(users: Users) -> None:
     writer.write(
         f"CONNECT {login}\r\nPUB {subjects.activity(RUN)} {MAX_MESSAGE_BYTES + 1}\r\n".encode()
     )
-    said = await asyncio.wait_for(reader.read(-1), 10)
+    said = await asyncio.wait_for(reader.read(-1), 60)
     assert b"Maximum Payload" in said
     writer.close()
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_nonsense_on_every_subject_is_answered_or_buried_and_named(tmp_path: Path) -> None:
     argv = command(
         "train",
@@ -196,7 +196,7 @@ def test_nonsense_on_every_subject_is_answered_or_buried_and_named(tmp_path: Pat
         training.wait_until(lambda: num_steps(run_dir) >= 1)
         asyncio.run(disturb())
         assert num_steps(run_dir) < MAX_STEPS, "the noise was made while the run was live"
-        assert training.ends(200.0) == 0, training.printed
+        assert training.ends(400.0) == 0, training.printed
     ledger = build_ledger(run_dir)
     check_ledger(ledger)
     assert ledger.last_step == MAX_STEPS

@@ -28,7 +28,7 @@ ON_ANY_DEVICE = (
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_servers_sleep_in_each_step_and_nothing_is_lost(tmp_path: Path) -> None:
     argv = command(
         "train",

@@ -23,7 +23,7 @@ from tailrace_protos import subjects
 from tests.audit import build_ledger, check_ledger
 from tests.e2e.processes import Background, running, still_alive
 from tests.e2e.runs import EXPERIMENT, TAILRACE, command, environment, run
-from tests.world.processes import OUTLIVES_S, handles, outlasting
+from tests.world.processes import ENDED_WITHIN_S, handles, outlasting, words_of
 from tests.world.servers import ServerProcess
 
 TINY = ("max_steps=2", "scheduler.eval_groups=8")
@@ -70,18 +70,18 @@ def test_up_keeps_everything_up_guards_its_run_and_drains_on_ctrl_c(tmp_path: Pa
     assert "Traceback" not in up.printed
 
 
-def test_no_process_of_a_run_outlives_its_killed_command_by_two_seconds(tmp_path: Path) -> None:
-    argv = command("up", "max_steps=100000", output_dir=tmp_path, exp_name="orphaned")
+def test_no_process_of_a_run_outlives_its_killed_command(tmp_path: Path, run_name: str) -> None:
+    argv = command("up", "max_steps=100000", output_dir=tmp_path, exp_name=run_name)
     with running(argv, tmp_path / "printed") as up:
         up.wait_until(lambda: "Ctrl-C drains" in up.printed)
         processes = up.children()
-        hung = next(each for each in processes if "tailrace_scheduler" in each.cmdline())
+        hung = next(each for each in processes if "tailrace_scheduler" in words_of(each))
         hung.suspend()
         with handles(processes) as found:
             up.process.kill()
-            assert outlasting(found, time.monotonic() + OUTLIVES_S) == set(), up.printed
-    assert len(processes) >= 8
-    assert list(Path("/dev/shm").glob("*tailrace.orphaned.*")) == []
+            assert outlasting(found, time.monotonic() + ENDED_WITHIN_S) == set(), up.printed
+    assert len(processes) >= 8  # with the guardian, which deletes shared memory and ends last
+    assert list(Path("/dev/shm").glob(f"*tailrace.{run_name}.*")) == []
 
 
 def _is_refused_while_in_use(output_dir: Path, holder: Background) -> None:
@@ -108,8 +108,8 @@ def test_two_runs_share_servers_that_already_run_without_meeting(
         running(argvs[0], tmp_path / "printed-a") as first,
         running(argvs[1], tmp_path / "printed-b") as second,
     ):
-        assert first.ends(200.0) == 0, first.printed
-        assert second.ends(200.0) == 0, second.printed
+        assert first.ends(400.0) == 0, first.printed
+        assert second.ends(400.0) == 0, second.printed
     for name in names:
         ledger = build_ledger(tmp_path / name)
         check_ledger(ledger)
@@ -176,7 +176,7 @@ def test_a_configuration_that_fails_at_a_service_start_ends_everything_with_one_
         env={**environment(), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert result.returncode == 2, result.stdout + result.stderr

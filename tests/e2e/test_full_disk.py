@@ -18,7 +18,7 @@ from tests.e2e.runs import command, run
 from tests.world.disk import fill, small_disk
 
 MAX_STEPS = 25  # far more than happen before the disk is full
-STUCK_FOR_S = 3.0  # no step for so long counts as waiting
+STUCK_FOR_S = 15.0  # no step for so long counts as waiting
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("redis_fsync", ["everysec", "always"])
 def test_a_run_waits_while_its_disk_is_full_and_goes_on_when_there_is_room(
     disk: Path, tmp_path: Path, redis_fsync: str
@@ -58,11 +58,11 @@ def test_a_run_waits_while_its_disk_is_full_and_goes_on_when_there_is_room(
                 steps, since = now, time.monotonic()
             return time.monotonic() - since > STUCK_FOR_S and "is full" in training.printed
 
-        training.wait_until(is_stuck, 60.0)
+        training.wait_until(is_stuck, 240.0)
         assert steps < MAX_STEPS
         assert "free some space" in training.printed
         os.unlink(ballast)
-        assert training.ends(200.0) == 0, training.printed
+        assert training.ends(400.0) == 0, training.printed
         assert "has room again" in training.printed
     ledger = build_ledger(run_dir)
     check_ledger(ledger)

@@ -26,13 +26,16 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=log, env=environment(), cwd=folder)
     deadline_s = time.monotonic() + DEADLINE_S
-    while len(served(folder / "sandbox")) < 2:
-        assert process.poll() is None, (folder / "log").read_text()
-        assert time.monotonic() < deadline_s, (folder / "log").read_text()
-        time.sleep(0.5)
-    yield folder / "sandbox"
-    process.send_signal(signal.SIGINT)
-    assert process.wait(DEADLINE_S) == 0
+    try:
+        while len(served(folder / "sandbox")) < 2:
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline_s, (folder / "log").read_text()
+            time.sleep(0.5)
+        yield folder / "sandbox"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == 0
+    finally:
+        process.kill()  # where it has not ended; its guardian ends the rest
 
 
 def tools(run_dir: Path, *words: str) -> subprocess.CompletedProcess[str]:

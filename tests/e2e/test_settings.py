@@ -97,7 +97,7 @@ def experiment(folder: Path, judge_url: str) -> dict[str, Any]:
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_run_by_the_fields_names_scored_by_all_kinds(tmp_path: Path) -> None:
     path = tmp_path / "experiment.yaml"
     with json_server(judge) as url:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import msgspec
 import numpy as np
-import psutil
 import pytest
 import torch
 import yaml
@@ -25,6 +21,7 @@ from tailrace_protos.base import as_float32, as_int32, as_uint8
 from tailrace_protos.event import Event
 from tailrace_protos.trajectory import TrajectoryGroup
 from tests.audit import build_ledger, check_ledger
+from tests.e2e.processes import running, still_alive
 from tests.e2e.runs import command, run
 from tests.provenance import versions_of
 
@@ -39,6 +36,7 @@ METRICS_KEYS = {
 }  # fmt: skip
 
 
+BOTH = frozenset({"inference-0", "inference-1"})
 REPLICATED = ("inference_servers", "agents_workers", "reward_workers")
 TINY = ("max_steps=2", "scheduler.eval_groups=8")
 
@@ -59,7 +57,7 @@ def asynchronous(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         output_dir=output_dir,
         exp_name="stream",
     )
-    result = run(argv, timeout_s=200.0)
+    result = run(argv, timeout_s=500.0)
     assert result.returncode == 0, result.stdout + result.stderr
     return output_dir / "stream", result.stdout
 
@@ -196,11 +194,8 @@ def test_events_are_messages_of_the_protocol(asynchronous: tuple[Path, str]) -> 
     assert len(decoded) > 100
 
 
-def test_replicas_share_the_work(asynchronous: tuple[Path, str]) -> None:
+def test_there_are_as_many_replicas_as_the_experiment_names(asynchronous: tuple[Path, str]) -> None:
     finished, _ = asynchronous
-    emissions = {path.name: path.stat().st_size for path in finished.glob("emissions-*.bin")}
-    assert len(emissions) == 2
-    assert min(emissions.values()) > 0, f"every inference server gets episodes: {emissions}"
     logs = {path.stem for path in (finished / "logs").iterdir()}
     assert logs >= {"inference-0", "inference-1", "agents-0", "agents-1", "reward-0", "reward-1"}
 
@@ -266,31 +261,52 @@ def test_a_run_continues_from_its_checkpoint_and_saves_at_sigterm(
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directory of a synchronous run that Ctrl-C ended after some steps; nothing of it runs on."""
+    """Directory of a synchronous run that Ctrl-C ended after some steps; nothing of it runs on.
+
+    Steps begin with the first server that is ready. So it goes on until the other one has worked too.
+    """
     run_dir = tmp_path_factory.mktemp("interrupted") / "sync"
-    _ended_by(signal.SIGINT, run_dir, ("max_staleness=0",), num_rows=7)
+    settings = ("max_staleness=0", "cluster.num_inference_servers=2", "inference.emission_log=true")
+    _ended_by(signal.SIGINT, run_dir, settings, num_rows=7, servers=BOTH)
     return run_dir
 
 
-def _ended_by(number: signal.Signals, run_dir: Path, settings: tuple[str, ...], num_rows: int) -> None:
-    """Start a run, and send it the signal after so many rows of metrics."""
+def _ended_by(
+    number: signal.Signals,
+    run_dir: Path,
+    settings: tuple[str, ...],
+    num_rows: int,
+    servers: frozenset[str] = frozenset(),
+) -> None:
+    """Start a run; send it the signal after so many rows of metrics, and tokens of these servers."""
     argv = command(
         "train", "max_steps=100000", *settings, output_dir=run_dir.parent, exp_name=run_dir.name
     )
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     metrics = run_dir / "metrics.jsonl"
-    deadline = time.monotonic() + 150
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= num_rows):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    children = psutil.Process(process.pid).children(recursive=True)
-    assert len(children) >= 8
-    os.kill(process.pid, number)
-    printed, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, printed
-    _, alive = psutil.wait_procs(children, timeout=5)
-    assert alive == []
+    with running(argv, run_dir.parent / f"printed-{number.name}") as training:
+        training.wait_until(
+            lambda: (
+                metrics.exists()
+                and len(metrics.read_text().splitlines()) >= num_rows
+                and _working(run_dir) >= servers
+            ),
+            200,
+        )
+        children = training.children()
+        assert len(children) >= 8
+        training.process.send_signal(number)
+        assert training.ends() == 130, training.printed
+    assert still_alive(children) == []
+
+
+def _working(run_dir: Path) -> set[str]:
+    """Inference servers that have sampled tokens."""
+    logs = [path for path in run_dir.glob("emissions-*.bin") if path.stat().st_size]
+    return {path.stem.removeprefix("emissions-") for path in logs}
+
+
+def test_every_inference_server_gets_episodes(interrupted: Path) -> None:
+    assert _working(interrupted) == BOTH
 
 
 def test_ctrl_c_drains_and_leaves_nothing_running(interrupted: Path) -> None:

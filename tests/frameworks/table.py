@@ -142,6 +142,7 @@ FRAMEWORKS = (
     Framework("Haystack", "haystack-ai", "haystack_player", OPENAI2),
     Framework("Semantic Kernel", "semantic-kernel", "semantic_kernel_player", OPENAI2, drops_text=True),
     Framework("Vercel AI SDK", "ai", "vercel_ai_player", NODE),
+    Framework("Vercel AI SDK, responses", "@ai-sdk/openai", "vercel_ai_openai_player", NODE),
 )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-
-import pytest
 
 from tests.fuzz.campaign import Tally, counts_of, play
 from tests.fuzz.decoders import RefusedError, decoder_targets, handler_targets
@@ -52,7 +51,7 @@ def test_an_input_that_breaks_its_target_is_kept_with_the_command_that_repeats_i
     assert f"python -m tests.fuzz --target made/broken --replay {tmp_path}" in tally.failures[0]
 
 
-async def test_no_input_breaks_a_service_behind_its_socket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_input_breaks_a_service_behind_its_socket(tmp_path: Path) -> None:
+    before = dict(os.environ)
     assert clean(await play_sockets(7, 1_000, tmp_path)) == []
+    assert dict(os.environ) == before, "later tests of this process would see the variables of this one"

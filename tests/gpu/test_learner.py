@@ -12,10 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from tailrace.offload import Offload
+from tailrace_learner.adapters.hf_model import pick_path
 from tailrace_learner.adapters.memory import WorkerMemory
 from tailrace_learner.adapters.ranks import TorchRanks
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
-from tailrace_learner.config import TrainingArgs
+from tailrace_learner.config import LearnerConfig, TrainingArgs
 from tailrace_learner.config_execution import StrategyArgs
 from tailrace_learner.core.batch.packing import PackedBatch, pack
 from tailrace_learner.core.batch.ranks import ONE_RANK
@@ -231,3 +232,22 @@ def test_a_sleeping_learner_gives_the_memory_of_its_device_back() -> None:
     memory.restore()
     found = [each.detach().cpu() for each in (weight, *optimizer.moments(weight).values())]
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_model_that_waits_to_be_cut_is_checked_on_the_gpu_and_stays_on_the_host() -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
+    shape = Qwen3Config(vocab_size=VOCABULARY, num_hidden_layers=6, num_key_value_heads=2, **sizes)
+    model: Any = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+    before = {name: (each, each.clone()) for name, each in model.named_parameters()}
+    devices: set[str] = set()
+    hook = model.model.layers[1].register_forward_pre_hook(
+        lambda module, args: devices.add(args[0].device.type)
+    )
+    path = pick_path(model, LearnerConfig(device="cuda", strategy_args=StrategyArgs(num_ranks=2)))
+    hook.remove()
+    assert (path.name, devices, len(model.model.layers)) == ("shared", {"cuda"}, 6)
+    for name, each in model.named_parameters():
+        assert each is before[name][0]
+        assert each.device == CPU
+        assert torch.equal(each, before[name][1])

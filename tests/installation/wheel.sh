@@ -21,12 +21,15 @@ expect() { # expect TEXT COMMAND...: the output holds the text
 num_passed=0
 
 "$python" -m venv "$home/env"
+export GITHUB_REPOSITORY=${GITHUB_REPOSITORY:-example/tailrace} # as in a workflow: the wheel names its repository
 "$home/env/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$home/wheel" "$source"
 wheel=$(echo "$home"/wheel/tailrace-*.whl)
 cd "$home"
 install "$wheel"
 expect "'tailrace[cli]'" env/bin/tailrace train lake
 expect "0.1.0" env/bin/python -c 'import tailrace; print(tailrace.__version__)'
+expect "Repository, https://" env/bin/python -c \
+    'from importlib.metadata import metadata; print(metadata("tailrace").get_all("Project-URL"))'
 install torch
 install "$wheel[all]"
 expect "tailrace 0.1.0" env/bin/tailrace --version

@@ -187,7 +187,7 @@ class AgentsWorld(RunWorld):
         arguments = ("--worker-id", worker_id)
         return self.spawn_service("agents", self._config(agents), worker_id, *arguments)
 
-    async def settled(self, num_episodes: int, timeout_s: float = 30.0) -> dict[str, EpisodeSettled]:
+    async def settled(self, num_episodes: int, timeout_s: float = 120.0) -> dict[str, EpisodeSettled]:
         """Settlements by episode id, once there are so many."""
         found: dict[str, EpisodeSettled] = {}
         outbox = Outbox(self.redis, self.run)

@@ -77,8 +77,8 @@ class GatewayWorld(RunWorld):
             subjects.gateway_open(self.run),
             OpenSession(episode_id, limits, sampling, seed),
             SessionOpened,
-            timeout_s=10.0,
-            idempotent_retries=20,
+            timeout_s=60,
+            idempotent_retries=60,
         )
 
     async def export(
@@ -91,12 +91,12 @@ class GatewayWorld(RunWorld):
     ) -> SessionExport:
         request = ExportSession(session_id, rewards or {}, style, turn_discount, api_key=api_key)
         subject = subjects.gateway_export(self.run)
-        return await self.service.bus.request(subject, request, SessionExport, timeout_s=10.0)
+        return await self.service.bus.request(subject, request, SessionExport, timeout_s=60)
 
     async def close(self, session_id: str = "g0.0", api_key: str = "") -> SessionClosed:
         subject = subjects.gateway_close(self.run)
         return await self.service.bus.request(
-            subject, CloseSession(session_id, api_key), SessionClosed, timeout_s=10.0
+            subject, CloseSession(session_id, api_key), SessionClosed, timeout_s=60
         )
 
     def openai(self, opened: SessionOpened, **settings: Any) -> openai.AsyncOpenAI:
@@ -113,7 +113,7 @@ class GatewayWorld(RunWorld):
     def http(self, opened: SessionOpened, key: str | None = None) -> httpx2.AsyncClient:
         key = opened.api_key if key is None else key
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        client = httpx2.AsyncClient(base_url=opened.base_url, headers=headers, timeout=20.0)
+        client = httpx2.AsyncClient(base_url=opened.base_url, headers=headers, timeout=60.0)
         self.stack.push_async_callback(client.aclose)
         return client
 

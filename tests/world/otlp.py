@@ -32,6 +32,7 @@ class Receiver:
     def __init__(self, url: str) -> None:
         self.url = url
         self.spans: list[ReceivedSpan] = []
+        self.status = 200  # of its answers
         self.hang = threading.Event()
         self.closed = threading.Event()
 
@@ -79,7 +80,7 @@ def otlp_receiver() -> Iterator[Receiver]:
                 receiver.closed.wait()
                 return
             receiver.take(body)
-            self.send_response(200)
+            self.send_response(receiver.status)
             self.send_header("Content-Length", "0")
             self.end_headers()
 

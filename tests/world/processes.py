@@ -18,7 +18,7 @@ import psutil
 
 from tailrace.config import Endpoints
 
-OUTLIVES_S = 2.0  # longest life of a child after its parent's; the guardian kills after half of it
+ENDED_WITHIN_S = 120.0  # deadline for the end of a child after its parent's
 
 
 def environment(endpoints: Endpoints, folder: Path) -> dict[str, str]:
@@ -77,16 +77,16 @@ class ServiceProcess:
             self.process.kill()
             self.process.wait()
 
-    def stop(self, timeout_s: float = 30.0) -> int:
+    def stop(self, timeout_s: float = 200.0) -> int:
         """SIGTERM; returns the exit code."""
         self.running.send_signal(signal.SIGTERM)
         return self.ended(timeout_s)
 
-    def ended(self, timeout_s: float = 30.0) -> int:
+    def ended(self, timeout_s: float = 200.0) -> int:
         """Wait for the end; returns the exit code."""
         return self.running.wait(timeout_s)
 
-    async def ended_async(self, timeout_s: float = 30.0) -> int:
+    async def ended_async(self, timeout_s: float = 200.0) -> int:
         """The same while the loop goes on, in which the test's own services run."""
         return await asyncio.to_thread(self.ended, timeout_s)
 

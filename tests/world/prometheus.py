@@ -21,7 +21,7 @@ BINARY = shutil.which("prometheus") or shutil.which(
     "prometheus", path=str(ROOT / ".prometheus" / "usr" / "bin")
 )
 MISSING = "no prometheus: `make .prometheus/ready`, or install Debian's package"
-_STARTS_WITHIN_S = 60.0
+_STARTS_WITHIN_S = 120.0
 
 
 class Prometheus:
@@ -35,7 +35,7 @@ class Prometheus:
         """`data` of a reply; fails with Prometheus's reason."""
         address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}"
         try:
-            with urllib.request.urlopen(address, timeout=10) as reply:
+            with urllib.request.urlopen(address, timeout=60) as reply:
                 return json.load(reply)["data"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{query}: {error.read().decode()}") from error
@@ -84,12 +84,12 @@ def prometheus(folder: Path, targets: Path, rules: Path) -> Iterator[Prometheus]
         yield server
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def _is_ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/-/ready", timeout=5) as reply:
+        with urllib.request.urlopen(f"{url}/-/ready", timeout=60) as reply:
             return bool(reply.status == 200)
     except OSError:
         return False

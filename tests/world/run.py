@@ -153,7 +153,8 @@ async def run_world(
         service = make_service(nats.url, run, "scheduler")
         scheduler, rewards = FakeScheduler(service, run), Rewards(service, run, real_rewards)
         await stack.enter_async_context(serving(service))
-        await service.bus.provision_run(run, StreamLimits(ack_wait_s=1.0))
+        # Agents send a heartbeat every 3.3 s.
+        await service.bus.provision_run(run, StreamLimits(ack_wait_s=5.0))
         yield RunWorld(
             run=run,
             service=service,

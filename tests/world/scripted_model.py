@@ -74,12 +74,14 @@ class ScriptedModel:
         places = [text.index(stop) + len(stop) for stop in request.sampling.stop if stop in text]
         if places:
             return [int(i) for i in renderer().encode(text[: min(places)])]
-        return [int(i) for i in renderer().reply_ids(text)]
+        ids = [int(i) for i in renderer().reply_ids(text)]
+        ends = [place for place, one in enumerate(ids, 1) if one in request.sampling.stop_token_ids]
+        return ids[: ends[0]] if ends else ids
 
     def _ending(self, request: GenerateRequest) -> tuple[FinishReason, int | str | None]:
         text = self.reply(text_of(as_int32(request.prompt_ids)), request)
         found = [(text.index(stop), stop) for stop in request.sampling.stop if stop in text]
-        return FinishReason.STOP, min(found)[1] if found else renderer().end_of_turn_id
+        return FinishReason.STOP, min(found)[1] if found else self._ids(request)[-1]
 
     def _send(
         self,

@@ -27,7 +27,7 @@ def free_port() -> int:
             return port
 
 
-def wait_for_port(port: int, process: subprocess.Popen[bytes], deadline_s: float = 20.0) -> None:
+def wait_for_port(port: int, process: subprocess.Popen[bytes], deadline_s: float = 60.0) -> None:
     """Wait until `process` accepts on `port`; fail if it ends or the deadline passes."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+import nats.errors
 
 from tailrace.config import Endpoints, RunConfig, load_experiment, run_config
 from tailrace.runtime import Args, Service
@@ -49,9 +52,13 @@ async def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> 
             await asyncio.sleep(0.005)
 
 
-async def eventually_async(condition: Callable[[], Awaitable[bool]], timeout_s: float = 10.0) -> None:
+async def eventually_async(condition: Callable[[], Awaitable[bool]], timeout_s: float = 60.0) -> None:
+    """The same for a question to a server, which is asked again where its answer is late."""
     async with asyncio.timeout(timeout_s):
-        while not await condition():
+        while True:
+            with contextlib.suppress(nats.errors.TimeoutError):
+                if await condition():
+                    return
             await asyncio.sleep(0.02)
 
 

@@ -9,31 +9,28 @@ ports: extra container ports; preStop: seconds of sleep; headless: name of the h
 {{- $values := .values -}}
 {{- $mounts := .mounts | default list -}}
 {{- $store := $root.Values.storage.objectStore.credentialsSecret -}}
-{{- $drain := include "tailrace.drain" (dict "root" $root "service" .service "values" $values) | int -}}
-{{- $least := add $drain 5 (int (.preStop | default 0)) | int -}}
-{{- $grace := int ($values.terminationGracePeriodSeconds | default (max 60 (add $least 10))) -}}
-{{- if lt $grace $least }}
-{{- fail (printf "%s.terminationGracePeriodSeconds is %d: it must exceed experiment.%s.drain_s (%d) by 5 s and preStop; left out, it follows" .part $grace .service $drain) }}
-{{- end -}}
 metadata:
   labels:
     {{- include "tailrace.labels" . | nindent 4 }}
-    {{- with mergeOverwrite (deepCopy $defaults.podLabels) ($values.podLabels | default dict) }}
+    {{- with mergeOverwrite (deepCopy ($defaults.podLabels | default dict)) ($values.podLabels | default dict) }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   annotations:
     checksum/experiment: {{ printf "%s%s" (include "tailrace.experiment" $root) (ternary (toJson $values.overrides) "" (not (empty .config))) | sha256sum }}
+    {{- if not (or $root.Values.credentials.existingSecrets $root.Values.servers.release) }}
+    checksum/passwords: {{ include "tailrace.passwordsDigest" (dict "root" $root "user" .service) | quote }}
+    {{- end }}
     {{- if and (has "code" $mounts) $root.Values.userCode.files }}
     checksum/code: {{ toJson $root.Values.userCode.files | sha256sum }}
     {{- end }}
-    {{- with mergeOverwrite (deepCopy $defaults.podAnnotations) ($values.podAnnotations | default dict) }}
+    {{- with mergeOverwrite (deepCopy ($defaults.podAnnotations | default dict)) ($values.podAnnotations | default dict) }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
   serviceAccountName: {{ include "tailrace.name" . }}
   automountServiceAccountToken: {{ .token | default false }}
   enableServiceLinks: false
-  terminationGracePeriodSeconds: {{ $grace }}
+  terminationGracePeriodSeconds: {{ include "tailrace.grace" . }}
   {{- with .restartPolicy }}
   restartPolicy: {{ . }}
   {{- end }}
@@ -41,7 +38,7 @@ spec:
   imagePullSecrets: {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- include "tailrace.placement" . | nindent 2 }}
-  securityContext: {{- include "tailrace.podSecurity" . | nindent 4 }}
+  securityContext: {{- include "tailrace.podSecurity" $root | nindent 4 }}
   {{- if and (has "code" $mounts) (or $root.Values.userCode.image.name $root.Values.userCode.git.url) }}
   initContainers: {{- include "tailrace.codeInit" . | nindent 4 }}
   {{- end }}
@@ -121,23 +118,23 @@ spec:
       {{- if .stateClaim }}
       persistentVolumeClaim: {claimName: {{ .stateClaim }}}
       {{- else }}
-      emptyDir: {sizeLimit: {{ $root.Values.storage.state }}}
+      emptyDir: {sizeLimit: {{ $root.Values.storage.state | quote }}}
       {{- end }}
     {{- with .shm }}
     - name: shm
-      emptyDir: {medium: Memory, sizeLimit: {{ . }}}
+      emptyDir: {medium: Memory, sizeLimit: {{ . | quote }}}
     {{- end }}
     {{- if has "runs" $mounts }}
     - name: runs
-      persistentVolumeClaim: {claimName: {{ $root.Values.storage.runs.existingClaim | default (include "tailrace.name" (dict "root" $root "part" "runs")) }}}
+      persistentVolumeClaim: {claimName: {{ $root.Values.storage.runs.existingClaim | default (include "tailrace.name" (dict "root" $root "part" "runs")) | quote }}}
     {{- end }}
     {{- if and (has "models" $mounts) $root.Values.storage.models.existingClaim }}
     - name: models
-      persistentVolumeClaim: {claimName: {{ $root.Values.storage.models.existingClaim }}, readOnly: true}
+      persistentVolumeClaim: {claimName: {{ $root.Values.storage.models.existingClaim | quote }}, readOnly: true}
     {{- end }}
     {{- if and $store (has .service (list "learner" "reward")) }}
     - name: store
-      secret: {secretName: {{ $store }}, defaultMode: 0440, items: [{key: credentials, path: credentials}]}
+      secret: {secretName: {{ $store | quote }}, defaultMode: 0440, items: [{key: credentials, path: credentials}]}
     {{- end }}
     {{- if has "code" $mounts }}
     - name: code
@@ -150,7 +147,7 @@ spec:
     {{- if $root.Values.tls.enabled }}
     - name: tls
       secret:
-        secretName: {{ include "tailrace.tlsSecret" $root }}
+        secretName: {{ include "tailrace.tlsSecret" $root | quote }}
         items: [{key: ca.crt, path: ca.crt}]
         defaultMode: 0444
     {{- end }}
@@ -164,12 +161,26 @@ spec:
 {{ ceil $drain | int }}
 {{- end -}}
 
+{{/* Seconds that a service's pod has to end: what it takes to drain, and more. */}}
+{{- define "tailrace.grace" -}}
+{{- $drain := include "tailrace.drain" . | int -}}
+{{- $least := add $drain 5 (int (.preStop | default 0)) | int -}}
+{{- $grace := int (.values.terminationGracePeriodSeconds | default (max 60 (add $least 10))) -}}
+{{- if lt $grace $least -}}
+{{- fail (printf "%s.terminationGracePeriodSeconds is %d: it must exceed experiment.%s.drain_s (%d) by 5 s and preStop; left out, it follows" .part $grace .service $drain) -}}
+{{- end -}}
+{{ $grace }}
+{{- end -}}
+
+{{/* Without defaults.runAsUser the cluster gives user and groups, as OpenShift does. */}}
 {{- define "tailrace.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-fsGroup: 65532
+{{- with .Values.defaults.runAsUser }}
+runAsUser: {{ int . }}
+runAsGroup: {{ int . }}
+fsGroup: {{ int . }}
 fsGroupChangePolicy: OnRootMismatch
+{{- end }}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
@@ -195,13 +206,13 @@ tolerations: {{- toYaml . | nindent 2 }}
 affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with $values.priorityClassName | default $defaults.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with $values.schedulerName | default $defaults.schedulerName }}
-schedulerName: {{ . }}
+schedulerName: {{ . | quote }}
 {{- end }}
 {{- with $values.runtimeClassName | default $defaults.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- if .spread }}
 topologySpreadConstraints:
@@ -216,14 +227,24 @@ topologySpreadConstraints:
 {{- define "tailrace.resources" -}}
 {{- $given := deepCopy (.values.resources | default dict) -}}
 {{- if .gpus -}}
-{{- $gpu := dict "nvidia.com/gpu" (int .gpus) -}}
+{{- $gpu := dict (.values.gpuResource | default .root.Values.defaults.gpuResource) (int .gpus) -}}
 {{- $_ := set $given "limits" (merge $gpu ($given.limits | default dict)) -}}
 {{- $_ := set $given "requests" (merge $gpu ($given.requests | default dict)) -}}
 {{- end -}}
 {{ toYaml $given }}
 {{- end -}}
 
+{{/* The later one of two variables with one name: a list with both is refused by server-side apply. */}}
 {{- define "tailrace.env" -}}
+{{- $all := concat (include "tailrace.ownEnv" . | fromYamlArray) (.root.Values.defaults.env | default list) (.values.env | default list) -}}
+{{- $last := dict -}}
+{{- range $i, $each := $all }}{{ $_ := set $last $each.name $i }}{{ end -}}
+{{- $env := list -}}
+{{- range $i, $each := $all }}{{ if eq $i (get $last $each.name) }}{{ $env = append $env $each }}{{ end }}{{ end -}}
+{{ toYaml $env }}
+{{- end -}}
+
+{{- define "tailrace.ownEnv" -}}
 {{- $root := .root -}}
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
@@ -251,7 +272,7 @@ topologySpreadConstraints:
 - {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ $root.Values.telemetry.otlpEndpoint | quote }}}
 {{- with $root.Values.telemetry.otlpHeadersSecret }}
 - name: OTEL_EXPORTER_OTLP_HEADERS
-  valueFrom: {secretKeyRef: {name: {{ . }}, key: headers}}
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: headers}}
 {{- end }}
 {{- end }}
 - {name: OMP_NUM_THREADS, value: {{ .values.numThreads | default $root.Values.defaults.numThreads | quote }}}
@@ -262,7 +283,7 @@ topologySpreadConstraints:
 - {name: HF_HUB_OFFLINE, value: {{ ternary "1" "0" $root.Values.storage.hub.offline | quote }}}
 {{- with $root.Values.storage.hub.tokenSecret }}
 - name: HF_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: token}}
 {{- end }}
 {{- end }}
 {{- if has .service (list "learner" "reward") }}
@@ -284,9 +305,6 @@ topologySpreadConstraints:
 {{- with .env }}
 {{ toYaml . }}
 {{- end }}
-{{- with concat $root.Values.defaults.env (.values.env | default list) }}
-{{ toYaml . }}
-{{- end }}
 {{- end -}}
 
 {{- define "tailrace.codeInit" -}}
@@ -295,7 +313,13 @@ topologySpreadConstraints:
 - name: code
   image: {{ required "userCode.git.image: name an image with git" $code.git.image | quote }}
   command: [sh, -ec]
-  args: ['git clone --quiet "$URL" /opt/user && git -C /opt/user checkout --quiet "$REF"']
+  # The folder is root's, which git takes for a foe's; a node that starts anew runs this again in the same volume.
+  args:
+    - |
+      git config --global safe.directory /opt/user
+      find /opt/user -mindepth 1 -delete
+      git clone --quiet "$URL" /opt/user
+      git -C /opt/user checkout --quiet "$REF"
   env:
     - {name: HOME, value: /tmp}
     - {name: URL, value: {{ $code.git.url | quote }}}
@@ -305,7 +329,9 @@ topologySpreadConstraints:
   image: {{ $code.image.name | quote }}
   command: [cp, -r, {{ printf "%s/." (trimSuffix "/" $code.image.path) | quote }}, /opt/user]
 {{- end }}
-  resources: {requests: {cpu: 100m, memory: 64Mi}, limits: {memory: 512Mi}}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  terminationMessagePolicy: FallbackToLogsOnError
+  resources: {{- toYaml ($code.resources | default dict) | nindent 4 }}
   securityContext: {{- include "tailrace.containerSecurity" . | nindent 4 }}
   volumeMounts:
     - {name: code, mountPath: /opt/user}

@@ -4,21 +4,23 @@ A trace has the spans of this process: of a workflow, whose turns the gateway ma
 Finished traces go to MLflow's store whole: its functions that start and end spans write each span in
 transactions of its own, which takes three times as long or more, and send the spans elsewhere if an
 OTLP receiver is in the environment. MLflow holds the interpreter while it writes, so traces are few:
-`tracing.mlflow_per_minute`.
+`tracing.mlflow_per_minute`. A turn has the messages since the reply before: with all earlier ones, a
+trace would grow with the square of its turns.
 """
 
 import os
 import time
 from base64 import b64encode
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tailrace.config import ConfigError, RunConfig
+from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import load_extra
 from tailrace.log import get_logger
+from tailrace.sqlite_files import made_by_one
 from tailrace.tracing import FinishedSpan, Sink
 from tailrace.tracing.background import BackgroundQueue
 from tailrace_protos.base import encode_json
@@ -34,6 +36,11 @@ _REMEDY = "check tracing.mlflow: the address of the server, or the folder of the
 _TYPES = {"turn": "CHAT_MODEL", "tool": "TOOL", "play": "AGENT"}
 _TAGS = ("outcome", "group_id", "phase", "tag")
 _USAGE = "mlflow.chat.tokenUsage"
+_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",  # its own 120 s and 7 attempts tell of a failure after minutes
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+}
 _SCHEMA = {"mlflow.trace_schema.version": "3"}
 
 
@@ -41,11 +48,11 @@ class EpisodeTraces:
     """Collects the spans of an episode until its play ends, then gives them to a thread."""
 
     def __init__(self, run: RunConfig) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        for variable, value in _ENVIRONMENT.items():
+            os.environ.setdefault(variable, value)
         self._mlflow = load_extra("mlflow", "mlflow", "tracing.mlflow")
         self._entities = load_extra("mlflow.entities", "mlflow", "tracing.mlflow")
         self._clients = load_extra("mlflow.tracing.client", "mlflow", "tracing.mlflow")
-        exceptions = load_extra("mlflow.exceptions", "mlflow", "tracing.mlflow")
         self._run = run
         self._store: Any = None
         self._experiment_id = ""
@@ -53,12 +60,17 @@ class EpisodeTraces:
         self._pause_s = 60.0 / run.tracing.mlflow_per_minute
         self._earliest_s = 0.0  # monotonic, of the next trace
         self._told = False  # that some are left out
-        # An old server, or a folder of files, takes no spans.
-        errors = (exceptions.MlflowException, OSError, NotImplementedError)
         if run.tracing.mlflow.startswith("sqlite:"):
-            self._make_database(errors)
+            self._make_database()
+        # One at a time: a trace that is refused takes no other with it.
         self._queue = BackgroundQueue(
-            "mlflow", self.write, errors, _REMEDY, run.tracing.max_queued_spans, _CLOSE_S
+            "mlflow",
+            self.write,
+            (ForeignCodeError,),
+            _REMEDY,
+            run.tracing.max_queued_spans,
+            _CLOSE_S,
+            max_batch=1,
         )
 
     def sink(self) -> Sink:
@@ -95,20 +107,24 @@ class EpisodeTraces:
         return True
 
     def write(self, traces: Sequence[list[FinishedSpan]]) -> None:
-        """Writes traces; raises MLflow's exceptions."""
-        if not self._experiment_id:
-            self._open_experiment()
-        for play, *spans in traces:
-            self._write(play, spans)
+        """Writes traces; raises `ForeignCodeError` for what MLflow raises.
 
-    def _make_database(self, errors: tuple[type[Exception], ...]) -> None:
+        Its packages have exceptions of their own; an old server, or a folder of files, takes no spans.
+        """
+        with foreign_code("mlflow"):
+            if not self._experiment_id:
+                self._open_experiment()
+            for play, *spans in traces:
+                self._write(play, spans)
+
+    def _make_database(self) -> None:
         """Makes the tables before the run: a process that ends meanwhile would leave half of them."""
         uri = self._run.tracing.mlflow
         try:
-            Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-            self._open_experiment()
-        except errors as error:
-            raise ConfigError(f"tracing.mlflow: cannot use {uri}: {error}") from error
+            with foreign_code("mlflow"), made_by_one(uri):
+                self._open_experiment()
+        except ForeignCodeError as error:
+            raise ConfigError(f"tracing.mlflow: cannot use {uri}: {error.error}") from error
 
     def _open_experiment(self) -> None:
         self._mlflow.set_tracking_uri(self._run.tracing.mlflow)
@@ -126,7 +142,8 @@ class EpisodeTraces:
         given = {"messages": conversation[:first]}
         made = [self._span(root, _TYPES["play"], known | {_USAGE: _usage(known)}, given, outputs)]
         turns = [span for span in spans if span.name == "turn"]
-        texts = dict(zip(map(id, turns), replies, strict=False)) if len(turns) == len(replies) else {}
+        places = zip([0, *(reply + 1 for reply in replies)], replies, strict=False)
+        texts = dict(zip(map(id, turns), places, strict=False)) if len(turns) == len(replies) else {}
         made += (
             self._child(span, conversation, texts.get(id(span)))
             for span in sorted(spans, key=lambda each: each.start_ns)
@@ -150,12 +167,14 @@ class EpisodeTraces:
             assessments=[of.Feedback(name="reward", value=known["reward"], trace_id=name)],
         )
 
-    def _child(self, span: FinishedSpan, conversation: list[Any], reply: int | None) -> Any:
-        """Makes a turn, with its prompt and reply where they are known, a tool call, or a stage."""
+    def _child(self, span: FinishedSpan, conversation: list[Any], place: tuple[int, int] | None) -> Any:
+        """Makes a turn, with its new messages and its reply where they are known (`place`: of the first
+        new message, and of the reply), a tool call, or a stage."""
         known = dict(span.attributes)
         inputs, outputs = known.pop("arguments", None), known.pop("result", None)
-        if reply is not None:
-            inputs = {"messages": conversation[:reply]}
+        if place is not None:
+            begin, reply = place
+            inputs = {"messages": conversation[begin:reply]}
             outputs = {"messages": conversation[reply : reply + 1]}
         if "num_sampled_tokens" in known:
             known[_USAGE] = _usage(known)

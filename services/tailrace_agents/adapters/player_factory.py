@@ -16,7 +16,7 @@ from tailrace.clock import SystemClock
 from tailrace.config import ConfigError, EvaluationArgs, RunConfig
 from tailrace.data import Dataset, Row, load_dataset
 from tailrace.data.rows import require_prompt
-from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.foreign import ForeignCodeError, foreign_call
 from tailrace.policy.activity import Stages
 from tailrace.sdk.agent_loop import AgentLoop, LoopLimits
 from tailrace.sdk.env import Env
@@ -211,7 +211,7 @@ def make_pools(
 def made_env(entry: EnvEntry, key: str) -> Env:
     """Makes an environment of an entry; `ConfigError` names `key` and the reason."""
     try:
-        with foreign_code("making the environment"):
+        with foreign_call("making the environment"):
             return make_env(entry.env_type, entry.env_config)
     except ForeignCodeError as error:
         reason = error.error if isinstance(error.error, ValueError) else error

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from tailrace.foreign import foreign_code
+from tailrace.foreign import encodable, foreign_call, foreign_code
 from tailrace.policy.activity import Stages
 from tailrace.sdk.env import NUMBER, Env, opening_text
+from tailrace_envs.game import TextGame
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -24,6 +25,10 @@ SUCCESS = "success"
 _BEGINNING = ("observation", "info")
 _ANSWER = ("observation", "reward", "terminated", "truncated", "info")
 _IN_RESET, _IN_STEP = foreign_code("env.reset"), foreign_code("env.step")
+
+
+class EnvAnswerError(TypeError):
+    """An environment returned what no episode can use."""
 
 
 class Beginning(NamedTuple):
@@ -75,9 +80,9 @@ class EnvHandle:
 
     @property
     def reports_success(self) -> bool:
-        """True if an episode that ends tells its success: that of a game with a method `success`, or of
-        an environment whose kind has told it before."""
-        return SUCCESS in self._told or callable(getattr(self.env, SUCCESS, None))
+        """True if an episode that ends tells its success: that of a `TextGame`, or of an environment
+        whose kind has told it before."""
+        return SUCCESS in self._told or isinstance(self.env, TextGame)
 
     def close(self) -> None:
         """Frees the environment, at once or when the call that still runs in it returns."""
@@ -99,20 +104,22 @@ class EnvHandle:
     def _reset(self, seed: int) -> Beginning:
         with _IN_RESET:
             observation, info = _parts(self.env.reset(seed=seed), _BEGINNING)
-            return Beginning(_text(observation), opening_text(observation, info))
+            return Beginning(_text(observation), _text(opening_text(observation, info)))
 
     def _step(self, reply: str) -> StepResult:
         with _IN_STEP:
             observation, reward, terminated, truncated, info = _parts(self.env.step(reply), _ANSWER)
             if not isinstance(info, Mapping):
-                raise TypeError(f"info must be a dict, found {type(info).__name__}")
-            if not math.isfinite(reward):
-                raise ValueError(f"rewards must be finite, found {reward}")
-            numbers = {key: float(value) for key, value in info.items() if isinstance(value, NUMBER)}
+                raise EnvAnswerError(f"info must be a dict, found {type(info).__name__}")
+            numbers = {
+                encodable(str(key)): _float(value)
+                for key, value in info.items()
+                if isinstance(value, NUMBER)
+            }
             if SUCCESS in numbers:
                 self._told.add(SUCCESS)
             return StepResult(
-                _text(observation), float(reward), bool(terminated), bool(truncated), numbers
+                _text(observation), _finite(reward), bool(terminated), bool(truncated), numbers
             )
 
     def _close(self) -> None:
@@ -141,7 +148,7 @@ class EnvPool:
         """Returns an idle environment or a new one; raises `ForeignCodeError` if it cannot be made."""
         if self._idle:
             return self._idle.pop()
-        with foreign_code("making the environment"):
+        with foreign_call("making the environment"):
             return EnvHandle(self._make(), self._threads, self._stages, self._told)
 
     def give_back(self, handle: EnvHandle) -> None:
@@ -153,15 +160,36 @@ class EnvPool:
 
 
 def _parts(returned: Any, names: tuple[str, ...]) -> Any:
-    """Returns what an environment returned; `TypeError` if it is no tuple of these parts."""
+    """Returns what an environment returned; `EnvAnswerError` if it is no tuple of these parts."""
     if isinstance(returned, tuple | list) and len(returned) == len(names):
         return returned
     kind = type(returned).__name__
     found = f"{kind} of {len(returned)}" if isinstance(returned, tuple | list) else kind
-    raise TypeError(f"it must return ({', '.join(names)}), found {found}")
+    raise EnvAnswerError(f"it must return ({', '.join(names)}), found {found}")
 
 
 def _text(observation: object) -> str:
+    """An observation as plain text that can be sent; `EnvAnswerError` for anything else."""
     if not isinstance(observation, str):
-        raise TypeError(f"observations must be str, found {type(observation).__name__}")
-    return observation
+        raise EnvAnswerError(f"observations must be str, found {type(observation).__name__}")
+    return encodable(observation)
+
+
+def _finite(reward: Any) -> float:
+    """A reward as a float; raises `EnvAnswerError`."""
+    try:
+        value = math.nan if isinstance(reward, str) else _float(reward)
+    except TypeError as error:
+        raise EnvAnswerError(f"rewards must be numbers, found {type(reward).__name__}") from error
+    if not math.isfinite(value):
+        found = f"str {reward[:40]!r}" if isinstance(reward, str) else value
+        raise EnvAnswerError(f"rewards must be finite numbers, found {found}")
+    return value
+
+
+def _float(number: Any) -> float:
+    """A number as a float; infinity for an integer that no float holds."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf

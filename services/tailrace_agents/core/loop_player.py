@@ -1,13 +1,14 @@
 """Player of a data set: finds a task's row and runs the loop that plays it."""
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tailrace.data import Dataset, Row
-from tailrace.foreign import foreign_code
+from tailrace.foreign import encodable, foreign_code
 from tailrace.sdk.agent_loop import AgentLoop, EpisodeEnd, EpisodePolicy
-from tailrace.sdk.workflow import rewards_of
+from tailrace.sdk.workflow import REAL, WorkflowReturnError, rewards_of
 from tailrace.tools.episode_tools import EpisodeTools
 from tailrace_agents.core.episode import EpisodeResult
 from tailrace_agents.core.journal import EpisodeRecords
@@ -15,7 +16,7 @@ from tailrace_agents.core.machine import Episode, PlayContext
 from tailrace_agents.core.model import EpisodeModel, LoopPlan
 from tailrace_agents.core.tools import BoundTools
 from tailrace_agents.ports import EpisodeJournal, LoopObserver
-from tailrace_protos.episode import EpisodeTask
+from tailrace_protos.episode import EpisodeTask, Outcome
 
 
 class ToolSource(Protocol):
@@ -64,13 +65,38 @@ async def play_row(
 def _end_of(made: object, policy: EpisodePolicy, name: str) -> EpisodeEnd:
     """Reads the value that a loop returned: an end, a reward, rewards by completion id, or None."""
     if isinstance(made, EpisodeEnd):
-        return made
+        return _checked(made, f"{name}.run")
     if made is not None:
         rewards = rewards_of(made, f"{name}.run")
         for completion_id in rewards.keys() - {""}:
             policy.set_reward(rewards[completion_id], completion_id)
         return policy.finish(rewards.get(""))
     return policy.finish()
+
+
+def _checked(end: EpisodeEnd, name: str) -> EpisodeEnd:
+    """An end that a loop made, as it can be sent; raises `WorkflowReturnError`."""
+    if not isinstance(end.outcome, Outcome):
+        raise WorkflowReturnError(f"{name} gave the outcome {end.outcome!r}: give an `Outcome`")
+    if not isinstance(end.metrics, Mapping):
+        raise WorkflowReturnError(
+            f"{name} gave metrics of {type(end.metrics).__name__}: give a dict of name to number"
+        )
+    reason = encodable("" if end.reason is None else str(end.reason))
+    metrics = {encodable(str(key)): _metric(key, value, name) for key, value in end.metrics.items()}
+    return EpisodeEnd(end.outcome, reason, metrics)
+
+
+def _metric(key: object, value: Any, name: str) -> float:
+    """A metric as a float, finite or not; raises `WorkflowReturnError`."""
+    if not isinstance(value, REAL):
+        raise WorkflowReturnError(
+            f"{name} gave the metric {key!r} the value {type(value).__name__}: give numbers"
+        )
+    try:
+        return float(value)
+    except OverflowError:  # an integer
+        return math.inf
 
 
 class LoopPlayer:

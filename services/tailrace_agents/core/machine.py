@@ -21,7 +21,7 @@ from tailrace.clock import Clock
 from tailrace.foreign import ForeignCodeError, place_of
 from tailrace.policy.activity import Stages
 from tailrace.sdk.agent_loop import EpisodeEnd, EpisodeOverError, LoopLimits, Remaining
-from tailrace.sdk.policy import GenerationFailedError, Policy, TurnRequest
+from tailrace.sdk.policy import GenerationFailedError, Policy, PromptTooLongError, TurnRequest
 from tailrace.tools.episode_tools import SchemaMismatchError, ToolsMissingError
 from tailrace_agents.core.episode import (
     EpisodeHandedBackError,
@@ -36,6 +36,9 @@ from tailrace_agents.ports import EpisodeJournal, EpisodeTakenError
 from tailrace_protos.episode import OVER_BUDGET, EpisodeTask, Outcome, StageSeconds
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.subjects import Phase
+
+_SUCCESS = "success"
+_ROUNDING = 1e-6
 
 
 class EpisodePlayer(Protocol):
@@ -158,10 +161,16 @@ class Episode:
         return call
 
     async def sample(self, policy: Policy, request: TurnRequest) -> Generation:
-        """Samples a call and counts its seconds, before its first token and after it."""
+        """Samples a call and counts its seconds, before its first token and after it.
+
+        Raises `EpisodeOverError` if the engine has no room for a reply.
+        """
         monotonic_s = self.context.clock.monotonic_s
         begun_s = monotonic_s()
-        generation = await policy.generate(request)
+        try:
+            generation = await policy.generate(request)
+        except PromptTooLongError as error:
+            raise self._over("engine_length", error.reason) from error
         ended_s = monotonic_s()
         first_s = generation.first_token_at_s
         if not begun_s <= first_s <= ended_s:
@@ -224,7 +233,7 @@ class Episode:
         end = EpisodeEnd()
         try:
             async with deadline:
-                end = await run()
+                end = await self._run(run)
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -240,6 +249,19 @@ class Episode:
         ) as error:
             self.latch.error = self.latch.error or error
         return self._result(self._judged(end, deadline.expired()))
+
+    async def _run(self, run: Callable[[], Awaitable[EpisodeEnd]]) -> EpisodeEnd:
+        """Runs the played code, which can neither end this process nor cancel this task."""
+        try:
+            return await run()
+        except SystemExit as error:
+            reason = f"the played code tried to end its process: {error!r}{place_of(error)}"
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            reason = f"the played code cancelled itself{place_of(error)}"
+        return EpisodeEnd(Outcome.INFRA_FAILURE, self._at(reason))
 
     def _failed(self, error: ForeignCodeError | EpisodeOverError) -> EpisodeEnd:
         """Judges an exception of the played code, if no fatal error is behind it.
@@ -275,19 +297,17 @@ class Episode:
             return end._replace(outcome=Outcome.INFRA_FAILURE, reason=reason)
         return end
 
-    def _at(self, error: Exception) -> str:
+    def _at(self, error: Exception | str) -> str:
         """Text of an error with its place in the episode."""
         num_turns = self.transcript.num_turns
         return f"turn {num_turns}: {error}" if num_turns else str(error)
 
     def _result(self, end: EpisodeEnd) -> EpisodeResult:
         metrics = {**self.transcript.counts(), **self.counts, **end.metrics}
-        if not all(map(math.isfinite, metrics.values())):
-            wrong = {name: value for name, value in metrics.items() if not math.isfinite(value)}
-            found = ", ".join(f"{name} is {value}" for name, value in wrong.items())
-            reason = "; ".join(filter(None, (end.reason, f"metrics must be finite: {found}")))
+        if problem := _problem_of(metrics):
+            reason = "; ".join(filter(None, (end.reason, problem)))
             end = end._replace(outcome=Outcome.INFRA_FAILURE, reason=reason)
-            metrics = {name: value for name, value in metrics.items() if name not in wrong}
+            metrics = {name: value for name, value in metrics.items() if _is_possible(name, value)}
         return EpisodeResult(
             end.outcome,
             end.reason,
@@ -300,3 +320,17 @@ class Episode:
             self.task.deadline_unix_s,
             StageSeconds(self.prefill_s, self.decode_s) if self.num_calls else StageSeconds(),
         )
+
+
+def _is_possible(name: str, value: float) -> bool:
+    """True for a finite number, and for a success between 0 and 1, apart from roundings."""
+    return math.isfinite(value) and (name != _SUCCESS or abs(value - 0.5) <= 0.5 + _ROUNDING)
+
+
+def _problem_of(metrics: Mapping[str, float]) -> str:
+    """Text on metrics that no mean can take; empty without one."""
+    wrong = {name: value for name, value in metrics.items() if not _is_possible(name, value)}
+    found = ", ".join(f"{name} is {value}" for name, value in wrong.items())
+    rule = "metrics must be finite" if not all(map(math.isfinite, wrong.values())) else ""
+    rule = rule or "success must be a number from 0 to 1"
+    return f"{rule}: {found}" if wrong else ""

@@ -36,6 +36,7 @@ from tailrace_protos.session import OutsideOffer, OutsideResult, SessionExport, 
 log = get_logger(__name__)
 
 _UNTIL_LEASED_S = 1e8
+_LAST_LOOK_S = 10.0  # at the session of an episode that no agent ended
 
 
 class OutsideDesk(Protocol):
@@ -144,18 +145,28 @@ class OutsidePlayer:
                 renewal = asyncio.create_task(self._renew_session(offer))
             started_unix_s, found = await self._desk.result_of(task.episode_id, watch)
         except _AgentLateError as late:
-            # The agent may have ended it since the last look; then it was told so.
             started_unix_s = late.started_unix_s
-            found = await self._desk.give_up(task.episode_id, Outcome.TIMEOUT)
+            end = await self._late_end(episode, f"no agent ended the episode within {timeout_s:g} s")
+            # The agent may have ended it since the last look; then it was told so.
+            found = await self._desk.give_up(task.episode_id, end.outcome)
             if found is None:
-                reason = f"no agent ended the episode within {timeout_s:g} s"
-                return EpisodeEnd(Outcome.TIMEOUT, reason), None
+                episode.task = replace(task, deadline_unix_s=started_unix_s + timeout_s)
+                return end, None
         finally:
             stages.unleased.pop(task.episode_id, None)
             if renewal is not None:
                 renewal.cancel()
         episode.task = replace(task, deadline_unix_s=started_unix_s + timeout_s)
         return EpisodeEnd(Outcome.TIMEOUT, "the scheduler closed its group"), found
+
+    async def _late_end(self, episode: Episode, reason: str) -> EpisodeEnd:
+        """Judges an episode that no agent ended: a policy that used up its tokens has failed."""
+        told = WorkflowEnd(Outcome.TIMEOUT, reason)
+        try:
+            async with asyncio.timeout(_LAST_LOOK_S):
+                return await end_of_session(episode, self._sessions, self._terms, told)
+        except TimeoutError:
+            return EpisodeEnd(told.outcome, reason)
 
     async def _renew_session(self, offer: OutsideOffer) -> None:
         """Opens the session of an agent that outlived a stop or a worker again, with the whole time."""

@@ -56,5 +56,5 @@ def build_trajectory(
         started_unix_s=started_unix_s,
         finished_unix_s=finished_unix_s,
         rows=rows,
-        stages=result.stages,
+        stages=msgspec.structs.replace(result.stages, room_s=task.room_wait_s),
     )

@@ -21,6 +21,7 @@ from tailrace.ledger import Ledger, Prompt
 from tailrace.ledger.tree import Call
 from tailrace.sdk.agent_loop import ChatReply, EpisodeOverError, EpisodePolicy, Remaining
 from tailrace.sdk.policy import Policy, TurnRequest
+from tailrace.sdk.workflow import given_reward
 from tailrace_agents.core.environments import StepResult
 from tailrace_agents.core.journal import EpisodeRecords
 from tailrace_agents.core.machine import Episode
@@ -147,11 +148,11 @@ class LoopPolicy(EpisodePolicy):
 
     def set_reward(self, reward: float, completion_id: str = "") -> None:
         """See `EpisodePolicy`."""
-        self._ledger.set_reward(reward, completion_id)
+        self._ledger.set_reward(given_reward(reward, "set_reward"), completion_id)
 
     def set_episode_reward(self, reward: float) -> None:
         """See `EpisodePolicy`."""
-        self._ledger.reward = float(reward)
+        self._ledger.reward = given_reward(reward, "set_episode_reward")
 
     def mask(self, completion_id: str, reason: str) -> None:
         """See `EpisodePolicy`."""
@@ -194,9 +195,14 @@ class LoopPolicy(EpisodePolicy):
         return self.renderer.parse_reply(as_int32(node.token_ids), node.tools, stop=stop).malformed
 
     def _params(self, sampling: SamplingParams | None, call: int) -> SamplingParams:
-        """Returns the parameters of a call; a reply always ends where the model ends it."""
+        """Returns the parameters of a call; a reply always ends where the model ends it.
+
+        `ValueError` for an empty stop text, which ends every reply at once.
+        """
         if sampling is None:
             return self._episode.sampling.for_turn(call)
+        if "" in sampling.stop:
+            raise ValueError("sampling.stop holds an empty text: a call samples at least one token")
         if sampling.stop_token_ids:
             return sampling
         return msgspec.structs.replace(sampling, stop_token_ids=self.renderer.stop_token_ids)
@@ -235,8 +241,7 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
         if known is None:
             said = (ChatMessage("user", observation),)
             prompt = inserted if is_whole else before + inserted
-            request = self._request(turn, prompt, said, inserted)
-            answer = await self._episode.sample(self._model.policy, request)
+            answer = await self._answered(turn, prompt, said, inserted)
             node = self._sampled(turn, answer, said, inserted, is_whole)
         else:
             node = known.node
@@ -273,17 +278,20 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
         window = self._windows.observe(first, ids)
         return (ids, False) if window is None else (window, True)
 
-    def _request(
+    async def _answered(
         self, turn: int, prompt: bytes, said: tuple[ChatMessage, ...], inserted: bytes
-    ) -> TurnRequest:
+    ) -> Generation:
+        """Samples a turn; one without room stays in the ledger as unanswered."""
         episode = self._episode
         try:
             budget = episode.budget(len(prompt) // 4, turn)
+            params = episode.sampling.for_turn(turn)
+            view = memoryview(prompt)
+            request = TurnRequest(view, budget, params, episode.task.episode_id, turn)
+            return await episode.sample(self._model.policy, request)
         except EpisodeOverError:
             self._ledger.leave_unanswered(said, inserted)
             raise
-        params = episode.sampling.for_turn(turn)
-        return TurnRequest(memoryview(prompt), budget, params, episode.task.episode_id, turn)
 
     def _sampled(
         self,

@@ -13,6 +13,7 @@ import msgspec
 
 from tailrace.tools.episode_tools import EpisodeTools
 from tailrace.tracing import span
+from tailrace_agents.core.environments import SUCCESS
 from tailrace_agents.core.episode import ToolInfraError
 from tailrace_agents.core.journal import EpisodeRecords
 from tailrace_agents.core.machine import Episode
@@ -65,8 +66,8 @@ class BoundTools:
                 if known.is_stateful:
                     self._to_repeat[call.name].append(known)
         self._counts["num_tool_errors"] += result.is_error
-        for name, value in result.metrics.items():
-            self._counts[name] += value
+        for name, value in result.metrics.items():  # sums; but the newest success of a task counts
+            self._counts[name] = value + (0.0 if name == SUCCESS else self._counts[name])
         if self._observer is not None:
             self._observer.on_tool(call, result, known is not None)
         return result

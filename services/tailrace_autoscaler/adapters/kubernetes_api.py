@@ -10,7 +10,7 @@ from kubernetes.config.config_exception import ConfigException
 from urllib3.exceptions import HTTPError
 
 from tailrace.config import ConfigError
-from tailrace_autoscaler.ports import WorkloadsUnavailableError
+from tailrace_autoscaler.ports import MissingWorkloadError, WorkloadsUnavailableError
 
 _TIMEOUT_S = 10.0
 _GROUPS = {
@@ -88,4 +88,6 @@ class KubernetesWorkloads:
 
 
 def _unavailable(doing: str, error: Exception) -> WorkloadsUnavailableError:
-    return WorkloadsUnavailableError(f"{doing}: {getattr(error, 'reason', '') or error}")
+    is_missing = getattr(error, "status", 0) == HTTPStatus.NOT_FOUND
+    kind = MissingWorkloadError if is_missing else WorkloadsUnavailableError
+    return kind(f"{doing}: {getattr(error, 'reason', '') or error}")

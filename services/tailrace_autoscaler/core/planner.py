@@ -8,6 +8,8 @@ planner begins with what is there.
 
 Agents and sandboxes follow the episodes, running and waiting. Inference servers follow the learner:
 more while it waits for groups and the servers are busy, fewer while groups wait for it or servers idle.
+A server that was asked for is awaited before the next: its pod may be pending, or load the model.
+With `min_replicas` 0 the last one goes once no episode needs it, and comes back for the next.
 """
 
 from collections import deque
@@ -114,14 +116,20 @@ class Planner:
     def _wanted(self, name: str, target: ScalingTarget, seen: Observation, now: int) -> int:
         if not name.startswith("inference-"):
             return -(-seen.episodes // target.episodes_per_replica)
+        if not now:  # nobody reports a busy share
+            return int(bool(seen.episodes) or not seen.groups_ready)
         busy = (seen.busy_share or {}).get(name)
-        if busy is None:
-            return now
+        return now if busy is None else self._wanted_servers(name, seen, now, busy)
+
+    def _wanted_servers(self, name: str, seen: Observation, now: int, busy: float) -> int:
+        """Servers that are wanted where they report this busy share."""
+        fewest = int(bool(seen.episodes))  # the last server stays while episodes need it
         if seen.phase == _TRAINS and seen.blocked_by in _FULL and seen.groups_ready > 0:
-            return now - 1  # the learner is the slower side: its servers' GPUs serve others better
+            return max(now - 1, fewest)  # the learner is slower: its servers' GPUs serve others better
         if busy > self._config.busy_above and seen.groups_ready == 0:
-            return now + 1
-        return now - 1 if busy < self._config.busy_below else now
+            all_live = (seen.num_servers or {}).get(name, now) >= now  # else one still loads the model
+            return now + 1 if all_live else now
+        return max(now - 1, fewest) if busy < self._config.busy_below else now
 
 
 def _bounded(target: ScalingTarget, replicas: int) -> int:

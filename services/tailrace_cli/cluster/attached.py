@@ -17,7 +17,7 @@ from tailrace.config import ConfigError
 from tailrace.store.connection import without_credentials
 from tailrace_protos import subjects
 
-ANSWER_WITHIN_S = 5.0
+ANSWER_WITHIN_S = 15.0
 
 
 class Attachment(msgspec.Struct, frozen=True):

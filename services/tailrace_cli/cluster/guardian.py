@@ -2,8 +2,8 @@
 
 A service ends by itself when its parent dies, unless it hangs or drains for long. The guardian hears of
 every process of the cluster on its standard input (`+pid`, `-pid`). At the end of that input it sends
-SIGTERM to those that are left and SIGKILL to their process groups a second later. Then it deletes the
-shared memory that no process holds. It runs this file alone, with the standard library.
+SIGTERM to those that are left and SIGKILL to their process groups a second later. Once these are gone
+it deletes the shared memory that no process holds. It runs this file alone, with the standard library.
 """
 
 import contextlib
@@ -13,11 +13,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 TERM_S = 1.0
+KILLED_S = 10.0  # for the end of killed processes; one that waits for a device may never end
 _POLL_S = 0.02
 _CLOSE_S = 5.0
 _LOCK = "lock"  # in a folder of staged weights
@@ -27,9 +29,9 @@ class Guardian:
     """The guardian's process, as the command sees it."""
 
     def __init__(self, run: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", __file__, run], stdin=subprocess.PIPE, env={}, cwd="/"
-        )
+        # Without a writable /dev/shm processes share memory in the temporary folder.
+        command = [sys.executable, "-I", __file__, run, "/dev/shm", tempfile.gettempdir()]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env={}, cwd="/")
 
     def watch(self, pid: int) -> None:
         """Have it end this process, the first of its group, with the cluster."""
@@ -54,7 +56,7 @@ class Guardian:
             self._process.stdin.flush()
 
 
-def main(run: str, memory: Path = Path("/dev/shm")) -> None:
+def main(run: str, memory: Sequence[Path]) -> None:
     """Wait for the end of standard input, then end what is left."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -63,18 +65,35 @@ def main(run: str, memory: Path = Path("/dev/shm")) -> None:
     for line in sys.stdin:
         (running.add if line[0] == "+" else running.discard)(int(line[1:]))
     end(running)
-    sweep(run, memory)
+    for folder in memory:
+        sweep(run, folder)
 
 
 def end(groups: set[int]) -> None:
-    """End process groups: SIGTERM to their first processes, then SIGKILL to all of each."""
+    """End process groups: SIGTERM to their first processes, then SIGKILL to all of each.
+
+    Returns when none runs: a killed process keeps its memory and its locks for a while.
+    """
     left = {group for group in groups if _sent(os.kill, group, signal.SIGTERM)}
     give_up_s = time.monotonic() + TERM_S
     while left and time.monotonic() < give_up_s:
         time.sleep(_POLL_S)
         left = {group for group in left if _sent(os.kill, group, 0)}
-    for group in groups:
-        _sent(os.killpg, group, signal.SIGKILL)
+    killed = {group for group in groups if _sent(os.killpg, group, signal.SIGKILL)}
+    give_up_s = time.monotonic() + KILLED_S
+    while killed & _groups() and time.monotonic() < give_up_s:
+        time.sleep(_POLL_S)
+
+
+def _groups() -> set[int]:
+    """Process groups in which a process runs, and no mere zombie; none on systems without /proc."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            state, _, group = path.read_bytes().rpartition(b")")[2].split()[:3]
+            if state not in (b"Z", b"X"):
+                found.add(int(group))
+    return found
 
 
 def _sent(how: Callable[[int, int], None], target: int, number: int) -> bool:
@@ -112,4 +131,4 @@ def _unlocked(path: Path) -> Iterator[bool]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], [*map(Path, sys.argv[2:])])

@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,8 +34,8 @@ from tailrace_cli.cluster.servers import (
     REDIS_URL,
     Credentials,
     ServerAddresses,
-    choose_port,
     connection_environment,
+    keep_port,
     nats_command,
     redis_command,
     reserve_port,
@@ -81,6 +82,7 @@ class LocalCluster:
         self.state_dir = self.run_dir / "state"
         self._lock: IO[str] | None = None
         self._gateway_port: socket.socket | None = None
+        self._server_ports: list[socket.socket] = []  # kept as long as the servers may start again
         self._guardian: Guardian | None = None
         self._services: list[str] = []
 
@@ -99,6 +101,7 @@ class LocalCluster:
         config = self._experiment.cluster
         check_gpus(config, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._prepare_run_dir()
+        self._prepare_logs_dir()
         self._guardian = Guardian(self._experiment.run.exp_name)
         self.supervisor = Supervisor(
             self._experiment.run.logs_dir,
@@ -160,6 +163,7 @@ class LocalCluster:
         if self._guardian is not None:
             self._guardian.close()
             self._guardian = None
+        self._give_ports_back()
         if self._gateway_port is not None:
             self._gateway_port.close()
             self._gateway_port = None
@@ -184,20 +188,38 @@ class LocalCluster:
             self._lock = take_lock(self.state_dir)
             config = self.run_dir / "config.yaml"
             config.touch(0o600)  # it may name keys of judges and trackers
-            config.write_text(self._experiment.to_yaml())
+            config.write_text(self._experiment.to_yaml(), encoding="utf-8")
             record_launch(self.run_dir, self._experiment.folder or Path.cwd())
         except OSError as error:
             raise ConfigError(
                 f"cannot use run directory {self.run_dir}: {error.strerror}; choose another output_dir"
             ) from error
 
+    def _prepare_logs_dir(self) -> None:
+        logs_dir = self._experiment.run.logs_dir
+        try:
+            logs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot use {logs_dir} for logs: {error.strerror}; choose another logging_dir"
+            ) from error
+
+    def _give_ports_back(self) -> None:
+        while self._server_ports:
+            self._server_ports.pop().close()
+
     async def _start_servers(self) -> ServerAddresses:
         config, run = self._experiment.cluster, self._experiment.run.exp_name
         keys = Credentials.load_or_make(self.state_dir)
-        ports = {
-            "nats": choose_port(config.nats_port, "cluster.nats_port"),
-            "redis": choose_port(config.redis_port, "cluster.redis_port"),
-        }
+        for port, key in (
+            (config.nats_port, "cluster.nats_port"),
+            (config.redis_port, "cluster.redis_port"),
+        ):
+            self._server_ports.append(keep_port(port, key))
+        numbers = [int(kept.getsockname()[1]) for kept in self._server_ports]
+        if sys.platform != "linux":  # elsewhere a bound port is nobody else's, not even the server's
+            self._give_ports_back()
+        ports = dict(zip(SERVERS, numbers, strict=True))
         commands = {
             "nats": nats_command(config, self.state_dir, ports["nats"], run, keys),
             "redis": redis_command(config, self.state_dir, ports["redis"], run, keys),
@@ -205,13 +227,18 @@ class LocalCluster:
         for name in SERVERS:
             await self.supervisor.start(ProcessSpec(name, commands[name], SERVER_ENVIRONMENT))
         for name in SERVERS:
-            await wait_until_listening(ports[name], name, self.supervisor.log_path(name))
+            await self._wait_for_server(name, ports[name])
         return ServerAddresses(
             nats_url=f"nats://127.0.0.1:{ports['nats']}",
             redis_url=f"redis://127.0.0.1:{ports['redis']}/0",
             nats_passwords=keys.nats,
             redis_passwords=keys.redis,
         )
+
+    async def _wait_for_server(self, name: str, port: int) -> None:
+        supervisor = self.supervisor
+        log_path = supervisor.log_path(name)
+        await wait_until_listening(port, name, log_path, lambda: name in supervisor.num_restarts)
 
     def _disk_watch(self) -> DiskWatch:
         supervisor = self.supervisor
@@ -227,11 +254,11 @@ class LocalCluster:
 
 def take_lock(state_dir: Path) -> IO[str]:
     """The run directory's lock, held until the file is closed; `ConfigError` while another holds it."""
-    lock = (state_dir / "lock").open("a+")
+    path = state_dir / "lock"
+    lock = path.open("a+")
     for num_left in reversed(range(_LOCK_TRIES)):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
         except BlockingIOError as error:
             if num_left:  # `tailrace status` may hold it for a moment
                 time.sleep(_LOCK_PAUSE_S)
@@ -240,18 +267,45 @@ def take_lock(state_dir: Path) -> IO[str]:
             holder = lock.read().strip()
             lock.close()
             raise RunGoesOnError(state_dir.parent, holder) from error
+        if _is_at(path, lock):
+            break
+        lock.close()  # a start with `--overwrite` has deleted it meanwhile
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = path.open("a+")
+    else:
+        lock.close()
+        raise RunGoesOnError(state_dir.parent, "unknown")
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
     return lock
 
 
+def _is_at(path: Path, file: IO[str]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
 def clear_run_dir(run_dir: Path) -> None:
-    """Delete a run's directory (`--overwrite`); refuses one in use, and a folder that is no run's."""
+    """Delete what a run's directory holds (`--overwrite`); refuses one in use, and one of no run.
+
+    The directory stays, since it may be a link to another disk. What tells that it is a run's goes
+    last: one that is deleted in part can be deleted again.
+    """
     if not run_dir.exists():
         return
-    if not (run_dir / "config.yaml").exists() and any(run_dir.iterdir()):
-        raise ConfigError(f"{run_dir} holds no config.yaml, so it is no run directory: not overwritten")
-    state_dir = run_dir / "state"
-    with take_lock(state_dir) if state_dir.exists() else contextlib.nullcontext():
-        shutil.rmtree(run_dir)
+    content = {path.name: path for path in run_dir.iterdir()}
+    config, state_dir = content.pop("config.yaml", None), content.pop("state", None)
+    if config is None and (content or state_dir):
+        raise ConfigError(
+            f"{run_dir} holds no config.yaml, so it is no run directory: delete it by hand, or choose "
+            "another exp_name or output_dir"
+        )
+    with take_lock(state_dir) if state_dir else contextlib.nullcontext():
+        for path in (*content.values(), *filter(None, (state_dir, config))):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()

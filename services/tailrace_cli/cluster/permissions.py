@@ -191,16 +191,17 @@ _REDIS_RIGHTS: dict[str, tuple[tuple[Script, ...], str, tuple[str, ...]]] = {
         (
             scripts.RECORD_GROUP, scripts.BEGIN_GROUPS, scripts.SETTLE_MEMBERS, scripts.RAISE_ATTEMPT,
             scripts.ABANDON_GROUP, scripts.EMIT_EVENTS, scripts.READ_OUTBOX, scripts.ACK_OUTBOX,
+            scripts.GROUP_IDS, scripts.FORGET_GROUP,
         ),
-        "script|load get set hgetall zrange xread",
+        "script|load get set hgetall hdel zrange zrem xread",
         ("%R model_card", "quarantine:*", "ended_lineage"),
     ),
     "agents": (
         (
-            scripts.SETTLE_MEMBERS, scripts.LOAD_JOURNAL, scripts.APPEND_JOURNAL,
+            scripts.SETTLE_MEMBERS, scripts.ABANDON_GROUP, scripts.LOAD_JOURNAL, scripts.APPEND_JOURNAL,
             scripts.CLEAR_JOURNAL, scripts.OUTSIDE_EPISODE,
         ),
-        "get set",
+        "get set hgetall",
         ("%R model_card", "quarantine:*", *_BLOBS),
     ),
     "gateway": (
@@ -214,15 +215,15 @@ _REDIS_RIGHTS: dict[str, tuple[tuple[Script, ...], str, tuple[str, ...]]] = {
     ),
     "learner": (
         (scripts.TAKE_READY, scripts.RELEASE_READY, scripts.REBASE_CREDIT, scripts.EMIT_EVENTS),
-        "get set hgetall xread",
+        "get set hgetall hmget hdel xread",
         ("model_card", "quarantine:*", "%R versions", "%R ended_lineage"),
     ),
     "weight_sync": (
-        (scripts.ALLOCATE_VERSION, scripts.EMIT_EVENTS),
-        "set hset hgetall",
+        (scripts.ALLOCATE_VERSION, scripts.RECORD_VERSION, scripts.EMIT_EVENTS),
+        "set hgetall",
         ("versions", "quarantine:*"),
     ),
-    "inference": ((), "get", ("%R model_card",)),
+    "inference": ((), "get set", ("%R model_card", "quarantine:*")),
     **dict.fromkeys(("sandbox", "tools"), ((), "get set", _BLOBS)),
     "cli": ((), "get set scan unlink", (*_BLOBS, "*")),  # deletes what a run leaves behind
 }  # fmt: skip

@@ -3,7 +3,8 @@
 GPUs are numbered from 0 over all nodes of a run, node by node. A server's GPUs lie on one node, or
 in equal parts on `nodes_per_server` ones.
 Invariants: a rank has one GPU, a server `gpus_per_server`; learner and servers have no GPU in common,
-unless they are colocated; numbers that the experiment gives are never changed.
+unless they are colocated, then the learner is on one node; numbers that the experiment gives are never
+changed.
 """
 
 from collections import Counter
@@ -90,6 +91,7 @@ def place(demand: GpuDemand, num_gpus: int, num_nodes: int = 1) -> GpuPlacement:
     _check_known(learner, servers, num_gpus)
     if num_gpus:
         _check_nodes(servers, per_node, demand.nodes_per_server)
+        _check_turns(demand, learner, per_node)
     _check_overlap(demand, learner, servers)
     return GpuPlacement(learner, servers)
 
@@ -179,6 +181,18 @@ def _check_nodes(servers: Sequence[Gpus], per_node: int, num_nodes: int) -> None
                 f"the server on GPUs {_listed(gpus)} would lie on {on} of {per_node} GPUs: name "
                 f"GPUs of {wanted}",
             )
+
+
+def _check_turns(demand: GpuDemand, learner: Gpus, per_node: int) -> None:
+    """Turns are those of one machine: servers of others would never sleep."""
+    num_nodes = len({gpu // per_node for gpu in learner})
+    if demand.is_colocated and num_nodes > 1:
+        raise PlacementError(
+            "colocated",
+            f"the learner takes turns with servers of one machine, and its {len(learner)} ranks lie on "
+            f"{num_nodes} nodes of {per_node} GPUs: give it fewer ranks, or set colocated: false and "
+            "give servers GPUs of their own",
+        )
 
 
 def _check_overlap(demand: GpuDemand, learner: Gpus, servers: Sequence[Gpus]) -> None:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tailrace.config import ConfigError
+from tailrace.import_path import module_options, python_path
 from tailrace.runtime.service import READY_FILE
 from tailrace.tracing import SALT_VARIABLE
 from tailrace_cli.cluster.placement import GpuPlacement, given_gpus
@@ -19,21 +20,42 @@ from tailrace_protos.subjects import SERVICES
 # What a child keeps of our environment; everything else it gets is written here or, for those that run
 # the user's own code, named in `cluster.keep_environment`.
 KEPT_ENVIRONMENT = (
-    "PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV", "PYTHONPATH",
-    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_LIBRARY_PATH",
-    "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS",
-    "OTEL_EXPORTER_OTLP_CERTIFICATE", "OTEL_RESOURCE_ATTRIBUTES", "TAILRACE_LOG_LEVEL",
+    "PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", "USER", "LOGNAME", "VIRTUAL_ENV",
+    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "TAILRACE_LOG_LEVEL",
+    # Where Python finds packages, and where it and libraries keep what they have made.
+    "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONSAFEPATH",
+    "PYTHONPYCACHEPREFIX", "XDG_CACHE_HOME",
 )  # fmt: skip
-# Of the way to models and data sets elsewhere: mirror, cache, proxy, certificates.
-KEPT_FOR_DOWNLOADS = (
-    "HF_HOME", "HF_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT", "HF_HUB_CACHE", "HF_HUB_OFFLINE",
-    "HF_HUB_DISABLE_XET", "HF_DATASETS_CACHE", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy",
-    "https_proxy", "all_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
+KEPT_FOR_TRACES = ("OTEL_EXPORTER_OTLP_", "OTEL_RESOURCE_ATTRIBUTES")  # by the beginning of their names
+_TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+# Of the way to addresses elsewhere: proxy, certificates.
+KEPT_FOR_HTTP = (
+    "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy", "SSL_CERT_FILE",
+    "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
 )  # fmt: skip
+# Of models and data sets elsewhere: mirror, cache, token; by the beginning of their names.
+KEPT_FOR_DOWNLOADS = ("HF_", "HUGGINGFACE_", "HUGGING_FACE_", "TRANSFORMERS_")
 DOWNLOAD = ("learner", "inference", "agents", "reward", "tools")
-_HERE = ("127.0.0.1", "localhost")  # where services call each other: never by a proxy
+# Of CUDA and of the libraries that compute and send on GPUs, by the beginning of their names.
+KEPT_FOR_GPUS = (
+    "CUDA_HOME", "CUDA_DEVICE_ORDER", "CUDA_CACHE_PATH", "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF", "NCCL_", "TORCH_NCCL_", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_", "TRITON_",
+    "VLLM_", "SGLANG_",
+)  # fmt: skip
+ON_GPUS = ("learner", "inference", "weight_sync", "reward")
+_HERE = ("127.0.0.1", "localhost", "0.0.0.0")  # where services call each other: never by a proxy
 ENGINE_PACKAGES = ("vllm", "sglang")  # engines that need an environment with a package of their name
 RUN_USER_CODE = ("agents", "reward", "tools")
+# Of trackers, object stores and containers, for the services that call them, by the beginning of their
+# names. Code of a user's reward needs no key of a store.
+KEPT_FOR_PACKAGES = {
+    "learner": (
+        *("MLFLOW_", "TRACKIO_", "WANDB_"),
+        *("AWS_", "AZURE_STORAGE_", "GOOGLE_APPLICATION_CREDENTIALS", "FSSPEC_"),
+    ),
+    "agents": ("MLFLOW_",),
+    "sandbox": ("DOCKER_", "KUBECONFIG"),
+}
 
 
 @dataclass(frozen=True)
@@ -87,7 +109,7 @@ def tool_worker_specs(config: ClusterConfig, run: str, site: Site) -> list[Proce
     """The processes that serve the experiment's own tools, to this run."""
     env = service_environment("tools", site, config)
     env |= connection_environment("tools", site.connection)
-    argv = [sys.executable, "-m", "tailrace_cli", "tools", "serve", "--run", run]
+    argv = [sys.executable, *module_options(env), "tailrace_cli", "tools", "serve", "--run", run]
     return [
         _spec(f"tools-{index}", [*argv, *tools.split()], env, site)
         for index, tools in enumerate(config.tool_workers)
@@ -105,9 +127,9 @@ def _service_spec(
 ) -> ProcessSpec:
     instance = f"{service}-{index}" if count > 1 else service
     python = config.inference_python if service == "inference" else ""
-    argv = [python or sys.executable, "-m", "tailrace.start", f"tailrace_{service}"]
-    argv += ["--config", str(site.config_path), "--instance-id", instance]
     env = service_environment(service, site, config)
+    argv = [python or sys.executable, *module_options(env), "tailrace.start", f"tailrace_{service}"]
+    argv += ["--config", str(site.config_path), "--instance-id", instance]
     placement = given_gpus(config) if site.placement is None else site.placement
     gpus = _gpus_of(service, index, config, placement)
     env |= gpu_environment(gpus, config, env.get("CUDA_VISIBLE_DEVICES"))
@@ -119,10 +141,8 @@ def _service_spec(
 
 def service_environment(service: str, site: Site, config: ClusterConfig) -> dict[str, str]:
     """Environment of a process aside from addresses; user code alone gets the user's variables."""
-    kept = KEPT_ENVIRONMENT + (config.keep_environment if service in RUN_USER_CODE else ())
-    kept += KEPT_FOR_DOWNLOADS if service in DOWNLOAD else ()
-    env = {key: os.environ[key] for key in kept if key in os.environ}
-    env |= _without_proxy() if any(key.lower().endswith("_proxy") for key in env) else {}
+    env = {key: os.environ[key] for key in _kept(service, site, config) if key in os.environ}
+    env |= without_proxy(env)
     env |= {
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(site.num_threads),
@@ -135,14 +155,29 @@ def service_environment(service: str, site: Site, config: ClusterConfig) -> dict
     }
     if site.otlp_endpoint:
         env["OTEL_EXPORTER_OTLP_ENDPOINT"] = site.otlp_endpoint
+        env.pop(_TRACES_ENDPOINT, None)  # it would come first
     if site.user_modules is not None:
-        inherited = env.get("PYTHONPATH", "")
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site.user_modules), inherited]))
+        env["PYTHONPATH"] = python_path(site.user_modules, env.get("PYTHONPATH", ""))
     return env
 
 
-def _without_proxy() -> dict[str, str]:
-    """Addresses to which no proxy leads: those of the user, and those of this machine."""
+def _kept(service: str, site: Site, config: ClusterConfig) -> tuple[str, ...]:
+    """Names of the variables that a process has from the one that starts it."""
+    kept = KEPT_ENVIRONMENT + (config.keep_environment if service in RUN_USER_CODE else ())
+    kept += KEPT_FOR_HTTP if service in DOWNLOAD or site.otlp_endpoint else ()
+    prefixes = KEPT_FOR_TRACES + (KEPT_FOR_GPUS if service in ON_GPUS else ())
+    prefixes += KEPT_FOR_DOWNLOADS if service in DOWNLOAD else ()
+    prefixes += KEPT_FOR_PACKAGES.get(service, ())
+    return kept + tuple(key for key in os.environ if key.startswith(prefixes))
+
+
+def without_proxy(env: Mapping[str, str]) -> dict[str, str]:
+    """Variables that name the addresses to which no proxy leads: the user's, and those of this machine.
+
+    There are none where `env` names no proxy.
+    """
+    if not any(key.lower().endswith("_proxy") for key in env):
+        return {}
     given = os.environ.get("NO_PROXY") or os.environ.get("no_proxy", "")
     addresses = ",".join(filter(None, (given, *_HERE)))
     return {"NO_PROXY": addresses, "no_proxy": addresses}

@@ -5,6 +5,7 @@ data below the state directory, so that the next start of the same run finds it 
 """
 
 import asyncio
+import errno
 import hashlib
 import importlib.util
 import json
@@ -15,7 +16,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ import msgspec
 from tailrace.config import ConfigError
 from tailrace_cli.cluster.permissions import SERVICE_USERS, nats_permissions, redis_rights
 from tailrace_cli.config import ClusterConfig
+from tailrace_protos.base import UNREADABLE
 
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0  # a machine that is busy, or a queue that is long
 MIN_REDIS_VERSION = (7, 2)
 NATS_URL, REDIS_URL = "nats_url", "redis_url"  # files of the state directory, while a run goes on
 _TAIL_BYTES = 1 << 18
@@ -47,15 +49,21 @@ class Credentials(msgspec.Struct, frozen=True):
     def load_or_make(cls, state_dir: Path) -> "Credentials":
         """The state directory's credentials (mode 0600); those that are not there yet are made up."""
         path = state_dir / "credentials.json"
-        known = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
-        made = msgspec.convert(
-            {
-                server: {user: secrets.token_urlsafe(24) for user in SERVICE_USERS}
-                | (known[server] if isinstance(known.get(server), dict) else {})
-                for server in ("nats", "redis")
-            },
-            cls,
-        )
+        try:
+            known = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]) if path.exists() else {}
+            made = msgspec.convert(
+                {
+                    server: {user: secrets.token_urlsafe(24) for user in SERVICE_USERS}
+                    | (known[server] if isinstance(known.get(server), dict) else {})
+                    for server in ("nats", "redis")
+                },
+                cls,
+            )
+        except UNREADABLE as error:
+            raise ConfigError(
+                f"{path} is damaged ({error}): delete it, then the next start of the run makes up new "
+                "passwords"
+            ) from error
         if known == msgspec.to_builtins(made):
             return made
         part = path.with_suffix(".part")
@@ -109,36 +117,60 @@ def servers_of(run_dir: Path) -> ServerAddresses:
 
 def choose_port(wanted: int, key: str, host: str = "127.0.0.1") -> int:
     """`wanted` if it is free (else `ConfigError` naming `key`), or any free port when it is 0."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, wanted))
-        except OSError as error:
-            raise ConfigError(
-                f"port {wanted} ({key}) is busy: stop what listens there, choose another, "
-                f"or set {key}=0 for a free one"
-            ) from error
-        return int(probe.getsockname()[1])
+    with keep_port(wanted, key, host) as kept:
+        return int(kept.getsockname()[1])
+
+
+def keep_port(wanted: int, key: str, host: str = "127.0.0.1") -> socket.socket:
+    """A socket that keeps the port of `choose_port` for its server while it is open.
+
+    It never listens. The server can listen there, because it sets `SO_REUSEADDR` too. The system gives
+    the port to no program that asks for any, also while the server starts again.
+    """
+    return _bound(host, wanted, key, socket.SO_REUSEADDR)
 
 
 def reserve_port(host: str, wanted: int, key: str) -> socket.socket:
     """A socket that keeps a port for processes which share it (`SO_REUSEPORT`) while it is open.
 
-    It never listens, so no connection comes to it. `ConfigError` when `wanted` is busy.
+    It never listens, so no connection comes to it. `ConfigError` when `wanted` cannot be had.
     """
     if wanted:
         choose_port(wanted, key, host)
-    reservation = socket.socket()
-    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return _bound(host, wanted, key, socket.SO_REUSEPORT)
+
+
+def _bound(host: str, wanted: int, key: str, option: int) -> socket.socket:
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    found.setsockopt(socket.SOL_SOCKET, option, 1)
     try:
-        reservation.bind((host, wanted))
+        found.bind((host, wanted))
     except OSError as error:
-        reservation.close()
-        raise ConfigError(
-            f"cannot listen on {host}:{wanted} ({key.rpartition('.')[0]}.host, {key}): "
-            f"{error.strerror}: give an address of this machine, or 0.0.0.0 for all of them"
-        ) from error
-    return reservation
+        found.close()
+        raise _unusable_port(host, wanted, key, error) from error
+    return found
+
+
+def _unusable_port(host: str, wanted: int, key: str, error: OSError) -> ConfigError:
+    if error.errno == errno.EADDRINUSE and wanted:
+        return ConfigError(
+            f"port {wanted} ({key}) is busy: stop what listens there, choose another, "
+            f"or set {key}=0 for a free one"
+        )
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(
+            f"{key}: no port of {host} is free: end programs that hold ports, or widen the range in "
+            "/proc/sys/net/ipv4/ip_local_port_range"
+        )
+    if error.errno == errno.EACCES:
+        return ConfigError(
+            f"port {wanted} ({key}) is not for this user: choose one from 1024 on, or set {key}=0 for "
+            "a free one"
+        )
+    return ConfigError(
+        f"cannot listen on {host}:{wanted} ({key.rpartition('.')[0]}.host, {key}): {error.strerror}: "
+        "give an address of this machine, or 0.0.0.0 for all of them"
+    )
 
 
 def nats_server_binary(config: ClusterConfig) -> str:
@@ -186,7 +218,7 @@ def _redis_version(binary: str) -> tuple[int, ...]:
 
 def given_binary(path: str, key: str) -> str:
     """The program at `path`; `ConfigError` naming `key` if there is none."""
-    binary = shutil.which(Path(path).expanduser())
+    binary = shutil.which(Path(os.path.expanduser(path)))
     if binary is None:
         raise ConfigError(f"{key}: {path} is no program that can be run: correct or remove it")
     return str(binary)
@@ -219,7 +251,7 @@ def nats_command(
         "authorization": {"users": users},
     }
     path = state_dir / "nats.conf"
-    _write_private(path, json.dumps(content, indent=1))
+    _write_private(path, json.dumps(content, indent=1, ensure_ascii=False))  # it knows no \u of JSON
     return [binary, "-c", str(path)]
 
 
@@ -240,24 +272,29 @@ def redis_command(
             f"user {user} on #{hashlib.sha256(password.encode()).hexdigest()} {redis_rights(user, run)}"
             for user, password in keys.redis.items()
         ),
-        f'dir "{data}"',
+        f'dir "{_escaped(str(data))}"',
         "appendonly yes",
         f"appendfsync {config.redis_fsync}",
-        "no-appendfsync-on-rewrite yes",
+        f"no-appendfsync-on-rewrite {'no' if config.redis_fsync == 'always' else 'yes'}",
         'save ""',
         "maxmemory-policy noeviction",
         "daemonize no",
     ]
     path = state_dir / "redis.conf"
     _write_private(path, "\n".join(lines) + "\n")
-    return [binary, str(path)]
+    return [binary, _as_pattern(str(path))]
 
 
-async def wait_until_listening(port: int, name: str, log_path: Path) -> None:
-    """Return once something accepts on `port`; `ConfigError` with the log's end after the deadline."""
+async def wait_until_listening(
+    port: int, name: str, log_path: Path, has_ended: Callable[[], bool]
+) -> None:
+    """Return once something accepts on `port`.
+
+    `ConfigError` with the log's end after the deadline, or when the server has ended.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + START_TIMEOUT_S
-    while loop.time() < deadline:
+    while loop.time() < deadline and not has_ended():
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
         except OSError:
@@ -265,9 +302,8 @@ async def wait_until_listening(port: int, name: str, log_path: Path) -> None:
             continue
         writer.close()
         return
-    raise ConfigError(
-        f"{name} did not start within {START_TIMEOUT_S:.0f} s; its log ends:\n{tail(log_path)}"
-    )
+    how = "ended at once" if has_ended() else f"did not start within {START_TIMEOUT_S:.0f} s"
+    raise ConfigError(f"{name} {how}; its log ends:\n{tail(log_path)}")
 
 
 def tail(path: Path, num_lines: int = 12) -> str:
@@ -284,7 +320,7 @@ def readable(line: str) -> str:
     """A line of a service's log: level, event, its values, and the exception with its place."""
     try:
         found = msgspec.json.decode(line, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return line
     exceptions = found.pop("exception", None) or []
     words = [str(found.pop("level", "")), str(found.pop("event", ""))]
@@ -296,9 +332,19 @@ def readable(line: str) -> str:
     return " ".join(words)
 
 
+def _escaped(text: str) -> str:
+    """Text between the quotes of Redis's configuration."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _as_pattern(path: str) -> str:
+    """Path as Redis takes it: one with a bracket, star or question mark is a pattern for it."""
+    return re.sub(r"[*?\[\\]", r"\\\g<0>", path) if set("*?[") & set(path) else path
+
+
 def _write_private(path: Path, content: str) -> None:
     path.touch(mode=0o600, exist_ok=True)
-    path.write_text(content)
+    path.write_text(content, encoding="utf-8", errors="surrogateescape")  # folders have any bytes
 
 
 def _beside_python(name: str) -> str | None:

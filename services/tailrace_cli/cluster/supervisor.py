@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from tailrace.config import ConfigError
 from tailrace_cli.cluster.guardian import Guardian
 from tailrace_cli.cluster.plan import ProcessSpec
 from tailrace_cli.cluster.servers import tail
@@ -25,6 +26,7 @@ from tailrace_cli.exit_codes import USER_ERROR, RunEndedError
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 5.0
 _PR_SET_PDEATHSIG = 1
+KILLED_S = 10.0  # for the end of a killed process
 _CANNOT_START = 127  # as shells say it
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -42,7 +44,7 @@ class ServiceFailedError(RunEndedError):
             message = f"{name}: {last[0].removeprefix('error: ')}"
         else:
             message = (
-                f"{name} keeps failing (exit code {exit_code}), {how_often}; {log_path} ends:\n"
+                f"{name} keeps failing ({told_end(exit_code)}), {how_often}; {log_path} ends:\n"
                 f"{self.log_tail}"
             )
         super().__init__(message)
@@ -136,8 +138,16 @@ class Supervisor:
         return self._logs_dir / f"{name}.log"
 
     async def start(self, spec: ProcessSpec) -> None:
-        """Start a process and keep it running."""
-        await self._launch(spec)
+        """Start a process and keep it running; `ConfigError` for a program that cannot be run."""
+        try:
+            await self._launch(spec)
+        except OSError as error:
+            if error.filename != spec.argv[0]:  # no process or memory is left
+                raise
+            raise ConfigError(
+                f"{spec.name}: {spec.argv[0]} cannot be run ({error.strerror}): install it again, or "
+                "name another one in the section cluster"
+            ) from error
         self._keepers[spec.name] = asyncio.create_task(self._keep(spec), name=f"keep {spec.name}")
 
     def restart(self, name: str) -> None:
@@ -169,12 +179,25 @@ class Supervisor:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), drain_s)
+            async with asyncio.timeout(drain_s):
+                await process.wait()
         except TimeoutError:
             self._tell(f"{name} has not ended within {drain_s:g} s: killed")
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            await self._kill(name, process)
+
+    async def _kill(self, name: str, process: asyncio.subprocess.Process) -> None:
+        """Kill a process; leave one behind that waits inside the kernel, for a driver or a disk."""
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        try:
+            async with asyncio.timeout(KILLED_S):
+                await process.wait()
+        except TimeoutError:
+            self._tell(
+                f"{name} (process {process.pid}) does not end although it was killed: it waits for a "
+                "device or a disk (its GPU, a network file system); it is left behind, and keeps its "
+                "memory until that answers"
+            )
 
     async def _launch(self, spec: ProcessSpec) -> asyncio.subprocess.Process:
         if spec.ready_file is not None:
@@ -205,7 +228,7 @@ class Supervisor:
         exit_code = await self._end_of(spec)
         while not self._is_final(spec, failures, exit_code):
             self._tell(
-                f"{spec.name} ended (exit code {exit_code}) and starts again; its log: "
+                f"{spec.name} ended ({told_end(exit_code)}) and starts again; its log: "
                 f"{self.log_path(spec.name)}"
             )
             await asyncio.sleep(failures.delay_s)
@@ -222,7 +245,7 @@ class Supervisor:
         """Start a process anew and wait for its end, which comes at once if it cannot be started."""
         try:
             await self._launch(spec)
-        except OSError as error:  # no memory or process is left, or its program is gone
+        except (OSError, RuntimeError) as error:  # no memory or thread is left, or its program is gone
             with contextlib.suppress(OSError), self.log_path(spec.name).open("a") as log:
                 log.write(f"it cannot be started: {error}\n")
             return _CANNOT_START
@@ -241,6 +264,14 @@ class Supervisor:
             log_path = self.log_path(spec.name)
             self.failed.set_result(ServiceFailedError(spec.name, exit_code, log_path, too_often))
         return is_final
+
+
+def told_end(exit_code: int) -> str:
+    """Exit code of a process for people, or the signal that ended it."""
+    if exit_code == -signal.SIGKILL:
+        return "signal SIGKILL: the kernel sends it where memory is used up: `dmesg` tells"
+    names = {int(each): each.name for each in signal.Signals}
+    return f"signal {names[-exit_code]}" if -exit_code in names else f"exit code {exit_code}"
 
 
 def prepare_child() -> None:

@@ -14,6 +14,8 @@ from tailrace_cli.live_view import ENDS
 from tailrace_protos import subjects
 from tailrace_protos.control import RunStatus
 
+_SILENT_PARTS = 10  # a stop of the process, however long, counts as one part
+
 
 class RunFailedError(RunEndedError):
     """The scheduler ended the run, or fell silent: `reason`, and the end of a service's log."""
@@ -52,13 +54,13 @@ class Watch:
     async def on_status(self, status: RunStatus) -> None:
         """Show a status; the last one of a run ends it."""
         self._heard.set()
-        self._show(status)
         if status.progress_unix_s > self._progress_unix_s:
             self._progress_unix_s = status.progress_unix_s
             self._supervisor.progressed(has_stepped=status.step > self._newest_step)
             self._newest_step = max(status.step, self._newest_step)
         if status.phase in ENDS and not self._ended.done():
             self._ended.set_result(status)
+        self._show(status)
 
     async def follow(
         self, endpoints: Endpoints, run: str, interrupted: asyncio.Event
@@ -90,12 +92,19 @@ class Watch:
         return status
 
     async def _silent(self) -> None:
-        """Return when no status has come for too long."""
+        """Return when no status has come for too long.
+
+        Time in which this process was stopped (Ctrl-Z) does not count: nobody listened.
+        """
         if not self._silence_s:
             await asyncio.Future()
-        while True:
+        part_s = self._silence_s / _SILENT_PARTS
+        num_silent = 0
+        while num_silent < _SILENT_PARTS:
             self._heard.clear()
             try:
-                await asyncio.wait_for(self._heard.wait(), self._silence_s)
+                async with asyncio.timeout(part_s):
+                    await self._heard.wait()
+                num_silent = 0
             except TimeoutError:
-                return
+                num_silent += 1

@@ -42,7 +42,21 @@ def tell_unwritten(name: str, error: OSError) -> None:
 
 
 def measure_baselines(experiment: Experiment) -> dict[str, dict[str, float]]:
-    """Success of simple players on the tasks of the evaluation, by tag and player."""
+    """Success of simple players on the tasks of the evaluation, by player.
+
+    It stands under the name of the tasks' tag or, if evaluations are named, of the evaluation. Tasks
+    without a player have none; if no tasks have one, nothing is returned.
+    """
+    with importable_from(experiment.folder or Path.cwd()):
+        found = {
+            name: _successes(experiment.agents, tasks[0].env_name, tasks)
+            for name, tasks in _evaluation_tasks(experiment).items()
+        }
+    return found if any(found.values()) else {}
+
+
+def _evaluation_tasks(experiment: Experiment) -> dict[str, list[EnvTask]]:
+    """Tasks of each named evaluation, or of each tag of the evaluation."""
     config = experiment.scheduler
     source = TaskSource(
         0,  # the evaluation set is that of every seed
@@ -52,11 +66,13 @@ def measure_baselines(experiment: Experiment) -> dict[str, dict[str, float]]:
         config.eval_num_groups_partition,
     )
     tasks: dict[str, list[EnvTask]] = {}
-    for task in map(source.eval_task, range(config.eval_groups)):
-        tasks.setdefault(task.env_name, []).append(task)
-    with importable_from(experiment.folder or Path.cwd()):
-        found = {tag: _successes(experiment.agents, tag, of_tag) for tag, of_tag in tasks.items()}
-    return {tag: of_tag for tag, of_tag in found.items() if of_tag}
+    for name, args in experiment.run.evaluations.items():
+        indices = range(args.num_tasks or config.eval_groups)
+        tasks[name] = [source.named_eval_task(name, args.tag or name, index) for index in indices]
+    if not tasks:
+        for task in map(source.eval_task, range(config.eval_groups)):
+            tasks.setdefault(task.env_name, []).append(task)
+    return tasks
 
 
 def _successes(agents: AgentsConfig, tag: str, tasks: Sequence[EnvTask]) -> dict[str, float]:

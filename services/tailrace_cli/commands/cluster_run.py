@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import dataclasses
+import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +15,12 @@ import msgspec
 from tailrace.bus import Bus
 from tailrace.config import ConfigError
 from tailrace.store.connection import without_credentials
-from tailrace_cli.checkpoints import lacks_checkpoint, refuse_earlier, require_steps_left
+from tailrace_cli.checkpoints import (
+    lacks_checkpoint,
+    own_checkpoint,
+    refuse_earlier,
+    require_steps_left,
+)
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.cluster.local import LocalCluster, RunGoesOnError, clear_run_dir
 from tailrace_cli.cluster.watch import Watch
@@ -54,7 +61,12 @@ def prepare_run_dir(experiment: Experiment, *, overwrite: bool) -> tuple[Experim
         tell(f"{run.run_dir} holds no checkpoint yet: the run begins again at step 0")
         run = msgspec.structs.replace(run, resume_from_checkpoint=False)
         experiment = dataclasses.replace(experiment, run=run)
-    require_steps_left(run)
+    require_steps_left(run, overwrite=overwrite)
+    if not overwrite and (own := own_checkpoint(run)):
+        tell(
+            f"{run.run_dir} has begun already: the run goes on from {own}, not from "
+            f"{run.resume_from_checkpoint}"
+        )
     report = require_loadable(experiment)
     print_notes(report)
     if overwrite:
@@ -114,7 +126,7 @@ async def _keep_report(run: RunFolder) -> None:
 async def _keep_up(experiment: Experiment, attachment: Attachment | None, num_gpus: int) -> None:
     interrupted = _interruption()
     async with LocalCluster(experiment, attachment, tell, num_gpus) as cluster:
-        stdout.print(f"NATS   {cluster.endpoints.nats_url}")
+        stdout.print(f"NATS   {cluster.endpoints.shown_nats_url}")
         stdout.print(f"Redis  {without_credentials(cluster.endpoints.redis_url)}")
         stdout.print(f"keys   {cluster.state_dir / 'credentials.json'}", soft_wrap=True)
         for name, pid in cluster.supervisor.pids.items():
@@ -144,18 +156,28 @@ def _watch(cluster: LocalCluster, experiment: Experiment, show: Callable[[RunSta
 
 
 def _interruption() -> asyncio.Event:
-    """An event set by SIGINT or SIGTERM; a second signal ends the process at once."""
+    """An event set by SIGINT, SIGTERM or the end of the terminal; a second signal ends the process at
+    once.
+
+    Under `nohup` the end of the terminal changes nothing.
+    """
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
+    terminals = [stream.fileno() for stream in (sys.stdout, sys.stderr) if stream and stream.isatty()]
 
     def interrupt(number: signal.Signals) -> None:
         event.set()
+        if number == signal.SIGHUP:  # writing to a terminal that is gone would be an error
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for terminal in terminals:
+                os.dup2(nowhere, terminal)
         tell(
             "ending: episodes are handed back, steps since the last checkpoint are saved; the signal "
             "again ends at once"
         )
         loop.remove_signal_handler(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt, number)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, interrupt, number)
     return event

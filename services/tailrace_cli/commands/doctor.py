@@ -23,6 +23,7 @@ from tailrace_cli.cluster.servers import nats_server_binary, redis_server_binary
 from tailrace_cli.commands.doctor_engine import doctor_engine
 from tailrace_cli.config import ClusterConfig
 from tailrace_cli.console import stdout
+from tailrace_cli.loading.machine import num_usable_cores, usable_memory_bytes
 from tailrace_sandbox.adapters.groups import delegated_folder
 from tailrace_sandbox.adapters.place import interpreter, probe
 from tailrace_sandbox.core.cgroups import NotDelegatedError
@@ -30,7 +31,7 @@ from tailrace_sandbox.core.tiers import Features, findings, tier
 
 FindFeatures = Callable[[str], Awaitable[Features]]  # of the kernel, by an interpreter's path
 
-_VERSION_TIMEOUT_S = 20.0
+_VERSION_TIMEOUT_S = 60.0
 _MIN_MEMORY_BYTES = 2 << 30
 _PACKAGES = {
     "torch": "pip install 'tailrace[all]'",
@@ -77,7 +78,7 @@ def report_machine(console: Console, find_features: FindFeatures = probe) -> int
 
 
 def _machine() -> Iterator[DoctorLine]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_usable_cores()
     yield DoctorLine("system", platform.platform())
     yield DoctorLine("Python", platform.python_version())
     yield DoctorLine(
@@ -86,7 +87,7 @@ def _machine() -> Iterator[DoctorLine]:
         "" if cores >= 2 else "a local cluster runs on one core, but slowly",
         is_needed=False,
     )
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory_bytes = usable_memory_bytes()
     yield DoctorLine(
         "memory",
         f"{memory_bytes / 2**30:.1f} GiB",

@@ -16,6 +16,7 @@ from tailrace.config import ConfigError
 from tailrace.tools.serving import load_tool
 from tailrace_agents.core.episode import EpisodeResult
 from tailrace_cli.checkpoints import model_card, model_folder
+from tailrace_cli.cluster.plan import without_proxy
 from tailrace_cli.commands.options import (
     Checkpoint,
     ConfigName,
@@ -91,6 +92,7 @@ def play_in_terminal(
     `module:tool`s to run in this process, besides those that the experiment's cluster would serve.
     """
     log.configure(form="console", level="warning")  # the engine's notes are no part of the play
+    os.environ.update(without_proxy(os.environ))  # a workflow calls this process
     sys.path[:0] = [str(folder) for folder in (user_modules, Path.cwd()) if folder is not None]
     tag = _tag(experiment, tag)
     served = [*getattr(experiment.cluster, "tool_workers", ()), *tools]

@@ -21,9 +21,9 @@ from tailrace_cli.commands.options import (
     Overrides,
 )
 from tailrace_cli.console import stdout
-from tailrace_cli.exit_codes import INTERRUPTED
+from tailrace_cli.exit_codes import INTERRUPTED, RunEndedError
 from tailrace_cli.experiment import Experiment, load_given
-from tailrace_cli.summary import GREEDY, Row, last, read_metrics, sampling_name
+from tailrace_cli.summary import GREEDY, Row, last, read_health, read_metrics, sampling_name
 from tailrace_cli.validation import check_experiment
 
 _MAX_NAME = 59  # characters of a run's name that leave room for `_eval`
@@ -67,6 +67,15 @@ def run_evaluation(experiment: Experiment, attachment: Attachment | None) -> int
     experiment, num_gpus = prepare_run_dir(experiment, overwrite=True)
     if run_to_the_end(experiment, attachment, num_gpus) is None:
         return INTERRUPTED
+    report_rates(experiment)
+    return 0
+
+
+def report_rates(experiment: Experiment) -> None:
+    """Print the success rates of an evaluation that has ended.
+
+    Raises `RunEndedError` after them if a named evaluation has no valid episode.
+    """
     rows = read_metrics(experiment.run.run_dir)
     for name, args in experiment.run.evaluations.items():
         stdout.print(f"success rate: {_shown(rows, name)} ({name}, {_how(experiment, args)})")
@@ -75,10 +84,14 @@ def run_evaluation(experiment: Experiment, attachment: Attachment | None) -> int
     greedy = last(rows, "eval/greedy/success_rate")
     if greedy is not None:
         stdout.print(f"success rate: {greedy:.4f} ({GREEDY})")
-    for tag, found in measured_baselines(experiment).items():
-        for name, rate in found.items():
-            stdout.print(f"success rate: {rate:.4f} (simple player of {tag}: {name})")
-    return 0
+    for name, found in measured_baselines(experiment).items():
+        for player, rate in found.items():
+            stdout.print(f"success rate: {rate:.4f} (simple player of {name}: {player})")
+    named = experiment.run.evaluations
+    if empty := [name for name in named if last(rows, f"eval/tag/{name}/success_rate") is None]:
+        failures = read_health(experiment.run.run_dir).failures
+        commonest = [f"; {count:,} episodes failed: {reason}" for reason, count in failures[:1]]
+        raise RunEndedError(f"evaluations.{empty[0]}: no episode was valid{''.join(commonest)}")
 
 
 def _shown(rows: Sequence[Row], name: str = "") -> str:

@@ -1,5 +1,7 @@
 """`tailrace export`: a checkpoint as a plain Hugging Face model, without what only training needs."""
 
+import importlib
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -7,7 +9,7 @@ import typer
 from rich.console import Console
 
 from tailrace.config import ConfigError
-from tailrace_cli.checkpoints import newest_checkpoint
+from tailrace_cli.checkpoints import given_folder, newest_checkpoint
 from tailrace_cli.commands.options import (
     Checkpoint,
     ConfigName,
@@ -18,6 +20,8 @@ from tailrace_cli.commands.options import (
 from tailrace_cli.console import stdout
 from tailrace_cli.experiment import Experiment, load_given
 from tailrace_cli.validation import check_experiment
+
+_PART = ".part"  # holds the model while it is written
 
 
 def export(
@@ -42,26 +46,16 @@ def export_model(
     experiment: Experiment, target: str, console: Console, *, checkpoint: str, dtype: str
 ) -> None:
     """Write weights in `dtype` (empty: as trained) and tokenizer to `target`, which must be new."""
-    source = Path(checkpoint).expanduser() if checkpoint else newest_checkpoint(experiment.run.run_dir)
-    folder = Path(target).expanduser()
-    if not (source / "config.json").is_file():
-        raise ConfigError(f"--checkpoint {source} is no model directory: it has no config.json")
-    if folder.exists() and any(folder.iterdir()):
+    source = given_folder(checkpoint) if checkpoint else newest_checkpoint(experiment.run.run_dir)
+    folder = Path(os.path.expanduser(target))
+    for name in ("config.json", "tokenizer.json"):
+        if not (source / name).is_file():
+            raise ConfigError(f"--checkpoint {source} is no model directory: it has no {name}")
+    if folder.exists() and any(path.name != _PART for path in folder.iterdir()):
         raise ConfigError(f"{folder} is not empty: name a new folder")
-    _copy(source, folder, dtype)
+    plain_model: Any = importlib.import_module("tailrace_cli.plain_model")  # torch takes seconds
+    plain_model.copy(source, folder / _PART, dtype)
+    for path in (folder / _PART).iterdir():
+        path.rename(folder / path.name)
+    (folder / _PART).rmdir()
     console.print(f"{source} -> {folder}", soft_wrap=True)
-
-
-def _copy(source: Path, folder: Path, dtype: str) -> None:
-    import torch  # seconds, which help and mistakes in the arguments need not wait
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-    load: Any = AutoModelForCausalLM.from_pretrained
-    try:
-        model = load(source, dtype=getattr(torch, dtype) if dtype else "auto", local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the weights in {source} cannot be loaded: {error}") from error
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source).save_pretrained(folder)

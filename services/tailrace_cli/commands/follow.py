@@ -2,7 +2,8 @@
 
 With `--until episode` it ends as soon as one episode has settled as `ok` (`helm test`). With
 `--then-stop` it sets the replicas of the named workloads to 0 once the run has ended. Exit codes: 0 the
-run has finished, 1 it has failed, 2 a mistake in the configuration.
+run has finished, 1 it has failed, 2 a mistake in the configuration, 3 the API did not let it stop the
+workloads: the Job starts it again.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from tailrace.config import (
 )
 from tailrace.log import configure, get_logger
 from tailrace_autoscaler.adapters.kubernetes_api import KubernetesWorkloads, in_cluster
-from tailrace_autoscaler.ports import WorkloadsUnavailableError
+from tailrace_autoscaler.ports import MissingWorkloadError, WorkloadsUnavailableError
 from tailrace_cli.console import plain_console
 from tailrace_cli.live_view import ENDS, ProgressView
 from tailrace_protos import subjects
@@ -36,6 +37,7 @@ log = get_logger(__name__)
 
 _POLL_S = 2.0
 _STOP_WITHIN_S = 600.0
+_NOT_STOPPED = 3
 
 
 class Follower:
@@ -98,7 +100,8 @@ class Follower:
 async def stop_workloads(names: Sequence[str]) -> None:
     """Set the replicas of `kind/name`s to 0, in order; a `-` waits for the pods of those before.
 
-    A ScaledObject is deleted: KEDA would set replicas again.
+    A ScaledObject is deleted: KEDA would set replicas again. Raises `WorkloadsUnavailableError` where
+    the API refuses, or is away for too long.
     """
     workloads = KubernetesWorkloads(*in_cluster())
     stopped: list[tuple[str, str]] = []
@@ -116,21 +119,31 @@ async def stop_workloads(names: Sequence[str]) -> None:
 
 
 async def _wait_until_gone(workloads: KubernetesWorkloads, stopped: list[tuple[str, str]]) -> None:
-    async with asyncio.timeout(_STOP_WITHIN_S):
-        for kind, name in stopped:
-            while await _again(workloads.num_pods, kind, name):  # noqa: ASYNC110
-                await asyncio.sleep(_POLL_S)
+    """Wait for the end of pods, but not for ever: the node of one may be lost."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + _STOP_WITHIN_S
+    for kind, name in stopped:
+        while num_pods := await _again(workloads.num_pods, kind, name):
+            if loop.time() > deadline_s:
+                log.warning("pods still end: the next stop all the same", name=name, pods=num_pods)
+                return
+            await asyncio.sleep(_POLL_S)
 
 
 async def _again(call: Any, *arguments: Any) -> Any:
-    """Repeat a call of the API while it is away, for `_STOP_WITHIN_S`."""
-    async with asyncio.timeout(_STOP_WITHIN_S):
-        while True:
-            try:
-                return await call(*arguments)
-            except WorkloadsUnavailableError as error:
-                log.warning("no answer of the API", error=str(error))
-                await asyncio.sleep(_POLL_S)
+    """Repeat a call of the API while it is away, for `_STOP_WITHIN_S`; None for what is not there."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + _STOP_WITHIN_S
+    while True:
+        try:
+            return await call(*arguments)
+        except MissingWorkloadError:
+            return None
+        except WorkloadsUnavailableError as error:
+            if loop.time() > deadline_s:
+                raise
+            log.warning("no answer of the API", error=str(error))
+            await asyncio.sleep(_POLL_S)
 
 
 async def _main(options: argparse.Namespace) -> int:
@@ -160,6 +173,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    except WorkloadsUnavailableError as error:
+        sys.stderr.write(f"error: the workloads of the ended run are not stopped: {error}\n")
+        return _NOT_STOPPED
 
 
 if __name__ == "__main__":

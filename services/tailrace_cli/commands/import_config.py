@@ -175,7 +175,8 @@ def write(converted: Converted, output: Path, *, overwrite: bool) -> None:
 
 def _may_overwrite(output: Path) -> bool:
     """Asks at a terminal; without one, the answer is no."""
-    return sys.stdin.isatty() and typer.confirm(f"{output} exists: overwrite it?", err=True)
+    is_asked = sys.stdin is not None and sys.stdin.isatty()  # a service may run without any input
+    return is_asked and typer.confirm(f"{output} exists: overwrite it?", err=True)
 
 
 def _without_defaults(

@@ -7,6 +7,8 @@ package ships.
 import re
 import shlex
 import shutil
+import stat
+from collections.abc import Mapping
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
@@ -51,7 +53,7 @@ def examples() -> dict[str, str]:
 
 def _description(file: Path) -> str:
     """First sentence of the comment that opens an experiment, or of the page below its title."""
-    lines = file.read_text().splitlines()
+    lines = file.read_text(encoding="utf-8").splitlines()
     if file.suffix == ".md":
         lines = [f"# {line}" for line in lines[2:]]
     comment = takewhile(lambda line: line.startswith("#"), lines)
@@ -64,13 +66,9 @@ def init(
 ) -> None:
     """Copy an example into a folder of your own, to change it; without a name, list the examples."""
     known = examples()
+    example = example.rstrip("/").removeprefix("examples/")  # as a shell completes its folder
     if not example:
-        table = Table("example", "content", box=None, pad_edge=False)
-        for name, description in known.items():
-            table.add_row(name, description)
-        stdout.print(table)
-        stdout.print("tailrace init NAME copies one.")
-        stdout.print(f"Documentation: {docs_folder() / 'index.md'}", soft_wrap=True)
+        _list(known)
         return
     if example not in known:
         close = get_close_matches(example, known, 1)
@@ -82,15 +80,34 @@ def init(
     if target.exists():
         raise ConfigError(f"{target} exists: name another folder with --to")
     try:
-        shutil.copytree(examples_folder() / example, target, ignore=_LEFT_OUT)
-        _settle(example, target)
+        _copy(example, target)
     except OSError as error:
         raise ConfigError(
             f"cannot copy to {target}: {error.strerror or error}: name another folder with --to"
         ) from error
     is_experiment = (target / "experiment.yaml").is_file()
-    what = f"run: tailrace train {target}" if is_experiment else f"follow {target / 'README.md'}"
+    what = (
+        f"run: tailrace train {shlex.quote(str(target))}"
+        if is_experiment
+        else f"follow {target / 'README.md'}"
+    )
     stdout.print(f"{target}: now {what}", soft_wrap=True)
+
+
+def _list(known: Mapping[str, str]) -> None:
+    table = Table("example", "content", box=None, pad_edge=False)
+    for name, description in known.items():
+        table.add_row(name, description)
+    stdout.print(table)
+    stdout.print("tailrace init NAME copies one.")
+    stdout.print(f"Documentation: {docs_folder() / 'index.md'}", soft_wrap=True)
+
+
+def _copy(example: str, target: Path) -> None:
+    shutil.copytree(examples_folder() / example, target, ignore=_LEFT_OUT)
+    for path in (target, *target.rglob("*")):  # the package may be installed for reading alone
+        path.chmod(path.stat().st_mode | stat.S_IWUSR)
+    _settle(example, target)
 
 
 def _settle(example: str, target: Path) -> None:

@@ -15,16 +15,16 @@ from tailrace_cli.run_folders import find_run
 def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or directories of runs.")],
     output: Annotated[
-        str, typer.Option("-o", "--output", help="File to write; default: report.html of the run.")
+        str, typer.Option("-o", "--output", help="File or folder to write to; default: the run's own.")
     ] = "",
     output_dir: OutputDir = "runs",
 ) -> None:
     """Write report.html of a run as it stands; of several runs, comparison.html with all of them."""
     found = [find_run(run, output_dir) for run in runs]
     folder = found[0].path if len(found) == 1 else found[0].path.parent
-    page = (
-        Path(output) if output else folder / ("report.html" if len(found) == 1 else "comparison.html")
-    )
+    page = Path(output or folder)
+    if page.is_dir():
+        page /= "report.html" if len(found) == 1 else "comparison.html"
     try:
         if len(found) == 1:
             RunReport(found[0]).write(page)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from tailrace.config import ConfigError
 from tailrace_cli.commands.options import Context, Kubeconfig, Namespace, OutputDir, Run
-from tailrace_cli.console import stdout, tell_error
+from tailrace_cli.console import plain_console, stdout, tell_error
 from tailrace_cli.damaged import DamagedRunError
 from tailrace_cli.log_text import print_log, readable
 from tailrace_cli.run_folders import RunFolder, State, find_run, runs_in
@@ -23,6 +23,7 @@ from tailrace_cli.submission.cluster import Cluster
 from tailrace_cli.summary import last, read_health, read_metrics, summary_rows, summary_table
 
 _STYLES: dict[State, str] = {"running": "green", "failed": "red", "interrupted": "yellow"}
+_MAX_LINE = 1000  # columns of a table that no terminal shows
 _POLL_S = 0.2
 _TAIL_BYTES = 4 << 20  # of each log, from its end
 
@@ -31,18 +32,28 @@ def runs(output_dir: OutputDir = "runs") -> None:
     """List the runs of a folder: state, steps, held-out success, time."""
     table = runs_table(runs_in(output_dir))
     if not table.row_count:
-        raise ConfigError(f"no run in {output_dir}: name another folder with --output-dir")
-    stdout.print(table)
+        raise ConfigError(f"no run in {output_dir!r}: name another folder with --output-dir")
+    print_runs(table)
+
+
+def print_runs(table: Table) -> None:
+    """Print a table of runs; for a file or another program each run in one line."""
+    (stdout if stdout.is_terminal else plain_console(width=_MAX_LINE)).print(table)
 
 
 def runs_table(found: Iterable[RunFolder]) -> Table:
-    """Table of runs: state, steps, newest held-out success, time."""
-    table = Table("run", "state", "step", "sampled", "greedy", "time", box=None, pad_edge=False)
+    """Table of runs: state, steps, newest held-out success, time. Names are whole."""
+    table = Table(Column("run", overflow="fold"), box=None, pad_edge=False)
+    for name in ("state", "step", "sampled", "greedy", "time"):
+        table.add_column(name, no_wrap=True)
     for run in found:
         try:
             (state, _), rows = run.state(), read_metrics(run.path)
         except DamagedRunError as error:
             table.add_row(Text(run.path.name), Text(f"damaged: {error.path.name}", style="red"))
+            continue
+        except OSError as error:  # such as a run of another user
+            table.add_row(Text(run.path.name), Text(f"unreadable: {error.strerror}", style="red"))
             continue
         table.add_row(
             Text(run.path.name),
@@ -108,23 +119,30 @@ def logs(
 
 
 def _log_files(run: RunFolder, process: str) -> list[Path]:
-    files = sorted(run.logs_dir.glob(f"{process}*.log"))
+    files = _logs_of(run, process)
     if not files:
         names = ", ".join(sorted(file.stem for file in run.logs_dir.glob("*.log"))) or "none"
         raise ConfigError(f"no log of {process or 'any process'} in {run.logs_dir} (there: {names})")
     return files
 
 
+def _logs_of(run: RunFolder, process: str) -> list[Path]:
+    """Logs of the processes whose names begin so."""
+    return sorted(file for file in run.logs_dir.glob("*.log") if file.name.startswith(process))
+
+
 def _follow(run: RunFolder, process: str, ends: dict[Path, int]) -> None:
     """Print what is written behind `ends` (bytes), also by processes that start meanwhile, until the
-    run ends."""
+    run ends. A log that became shorter was begun again."""
     is_over = False
     while not is_over:
         is_over = not run.holder
-        for file in sorted(run.logs_dir.glob(f"{process}*.log")):
-            start = ends.get(file, 0)
-            ends[file] = _end_of(file, start, is_torn=is_over)
-            print_log(stdout, _read(file, start, ends[file]))
+        for file in _logs_of(run, process):
+            with suppress(FileNotFoundError):  # it was moved away meanwhile
+                start = ends.get(file, 0)
+                start = start if start <= file.stat().st_size else 0
+                ends[file] = _end_of(file, start, is_torn=is_over)
+                print_log(stdout, _read(file, start, ends[file]))
         if not is_over:
             time.sleep(_POLL_S)
 
@@ -170,6 +188,11 @@ def stop(
     holder = found.holder
     if not holder:
         raise ConfigError(f"{found.path} does not run: its state is {found.state()[0]}")
+    if not found.is_driven_by(holder) and found.holder:
+        raise ConfigError(
+            f"{found.path} is driven by process {holder} of another machine or container, or of "
+            "another user: stop it there"
+        )
     with suppress(ProcessLookupError):  # it has just ended
         os.kill(holder, signal.SIGTERM)
     deadline = time.monotonic() + timeout_s

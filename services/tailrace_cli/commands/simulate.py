@@ -1,5 +1,6 @@
 """`tailrace simulate`: a run on simulated engines, scheduled by the code that schedules real ones."""
 
+import importlib
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +13,7 @@ from tailrace.config import ConfigError
 from tailrace_cli.commands.options import OutputDir
 from tailrace_cli.console import stdout
 from tailrace_cli.event_log import log_of
-from tailrace_cli.simulation.calibration import COSTS, fit, read_reports
+from tailrace_cli.simulation.calibration import COSTS, fit, read_costs, read_reports
 from tailrace_cli.simulation.patience import StuckRunError
 from tailrace_cli.simulation.records import Fault, SimSettings, Timeline
 from tailrace_cli.simulation.traces import load_trace
@@ -40,29 +41,68 @@ _PERCENT = {
 }  # fmt: skip
 
 
+_MAX_NUMBER = 1_000_000
+_MAX_SERVERS = 65_536
+_MAX_ADMITTED = 8_000_000  # episodes; about 1 kB each
+
 WorkloadName = Annotated[
     Literal["logn", "pareto", "agent"],
     typer.Option(help="One turn of lognormal or Pareto length, or many turns with tools."),
 ]
 Trace = Annotated[
     Path | None,
-    typer.Option(help="Workload: directory of a run, replay CSV, groups or quantiles in JSON."),
+    typer.Option(help="Workload: directory of a run, rounds or requests, groups or quantiles."),
 ]
-TraceScale = Annotated[float, typer.Option(help="Multiplies the tokens of the trace.", min=0)]
+
+
+def _no_nan(value: float) -> float:
+    """Refuses NaN, which passes the bounds of older versions of Typer."""
+    if value != value:
+        raise typer.BadParameter("nan is no number")
+    return value
+
+
+def _tokens_per_s(value: float) -> float:
+    """Refuses rates that are so small that a step never ends."""
+    if 0 < value < 1:
+        raise typer.BadParameter(f"{value:g}: give 1 or more; 0: by --rho")
+    return _no_nan(value)
+
+
+TraceScale = Annotated[
+    float,
+    typer.Option(help="Multiplies the tokens of the trace.", min=0, max=1e6, callback=_no_nan),
+]
 Servers = Annotated[str, typer.Option(help="Inference servers; several: 8,64,512.")]
-Episodes = Annotated[int, typer.Option(help="Episodes per server and optimizer step.", min=1)]
-GroupsPerStep = Annotated[
-    int, typer.Option(help="Groups of a step on every size of cluster; 0: by --episodes.", min=0)
+Episodes = Annotated[
+    int, typer.Option(help="Episodes per server and optimizer step.", min=1, max=_MAX_NUMBER)
 ]
-GroupSize = Annotated[int, typer.Option(help="Episodes of a group.", min=1)]
-MaxStaleness = Annotated[int, typer.Option(help="As in an experiment.", min=0)]
+GroupsPerStep = Annotated[
+    int,
+    typer.Option(
+        help="Groups of a step on every size of cluster; 0: by --episodes.", min=0, max=_MAX_NUMBER
+    ),
+]
+GroupSize = Annotated[int, typer.Option(help="Episodes of a group.", min=1, max=_MAX_NUMBER)]
+MaxStaleness = Annotated[int, typer.Option(help="As in an experiment.", min=0, max=_MAX_NUMBER)]
 MinValid = Annotated[int, typer.Option(help="Members that a group needs to close early.", min=1)]
 Policy = Annotated[
     Literal["mask", "drop", "wait", "close", "auto"], typer.Option(help="Of old groups.")
 ]
-Rho = Annotated[float, typer.Option(help="Learner time against engine time of a group.", min=0)]
+Rho = Annotated[
+    float,
+    typer.Option(
+        help="Learner time against engine time of a group.", min=0, max=1000, callback=_no_nan
+    ),
+]
 LearnerTokensPerS = Annotated[
-    float, typer.Option(help="Context tokens that the learner trains a second; 0: by --rho.", min=0)
+    float,
+    typer.Option(
+        help="Context tokens that the learner trains a second, 1 or more; 0: by --rho.",
+        min=0,
+        max=1e12,
+        callback=_tokens_per_s,
+    ),
 ]
 KvTokens = Annotated[
     int, typer.Option(help="KV capacity of a server; 0: of --engine, or 500,000.", min=0)
@@ -80,10 +120,13 @@ KvOnUpdate = Annotated[
     Literal["keep", "recompute"],
     typer.Option(help="KV of running requests when a version comes; a run's default is recompute."),
 ]
-Slow = Annotated[float, typer.Option(help="Slowness of server 0, for example 5.")]
+Slow = Annotated[
+    float,
+    typer.Option(help="Slowness of server 0, for example 5.", min=1e-3, max=1e6, callback=_no_nan),
+]
 Fails = Annotated[bool, typer.Option("--fails", help="Server 0 fails every call.")]
-WarmupSteps = Annotated[int, typer.Option(help="Steps before the measurement.", min=0)]
-Steps = Annotated[int, typer.Option(help="Measured steps.", min=1)]
+WarmupSteps = Annotated[int, typer.Option(help="Steps before the measurement.", min=0, max=_MAX_NUMBER)]
+Steps = Annotated[int, typer.Option(help="Measured steps.", min=1, max=_MAX_NUMBER)]
 Seed = Annotated[int, typer.Option(help="Of the workload.", min=0)]
 To = Annotated[Path | None, typer.Option(help="Folder for result.json and pictures.")]
 
@@ -152,9 +195,9 @@ def simulate(
         policy=policy,
         rho=rho,
         learner_tokens_per_s=learner_tokens_per_s,
-        engine=_engine(chosen, _costs(engine) | {key: size for key, size in sizes.items() if size}),
+        engine=_engine(chosen, read_costs(engine) | {key: size for key, size in sizes.items() if size}),
         recomputes=kv_on_update == "recompute",
-        faults=_faults(slow, fails),
+        faults=(Fault(0, slow, fails),) if slow != 1.0 or fails else (),
         warmup_steps=warmup_steps,
         steps=steps,
         seed=seed,
@@ -165,6 +208,7 @@ def simulate(
     timelines: list[Timeline] = []
     for count in _counts(servers):
         groups = groups_per_step or _groups(episodes, count, group_size)
+        _check_size(groups * group_size, max_staleness)
         world = World(replace(every, servers=count, groups_per_step=groups), chosen)
         rows.append({"servers": count} | _measures(world))
         timelines.append(world.timeline)
@@ -175,16 +219,9 @@ def simulate(
 
 
 def _write(rows: list[dict[str, Any]], timelines: list[Timeline], to: Path) -> None:
-    from tailrace_cli.simulation.pictures import draw  # matplotlib takes a second
-
+    pictures: Any = importlib.import_module("tailrace_cli.simulation.pictures")  # matplotlib: a second
     (to / "result.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    draw(rows, timelines, to)
-
-
-def _faults(slow: float, fails: bool) -> tuple[Fault, ...]:
-    if not slow > 0:
-        raise ConfigError(f"--slow {slow:g}: must be above 0; 5 makes server 0 five times slower")
-    return (Fault(0, slow, fails),) if slow != 1.0 or fails else ()
+    pictures.draw(rows, timelines, to)
 
 
 def _make_folder(to: Path) -> None:
@@ -221,35 +258,26 @@ def _groups(episodes: int, servers: int, group_size: int) -> int:
     return groups
 
 
-def _counts(servers: str) -> list[int]:
-    parts = [one.strip() for one in servers.split(",")]
-    if not all(one.isdigit() and int(one) > 0 for one in parts):
-        raise ConfigError(f"--servers {servers}: must be positive numbers with commas between, as 8,64")
-    return [int(one) for one in parts]
-
-
-def _costs(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    costs, sizes = (*COSTS, "restore_s"), ("kv_tokens", "max_running", "host_kv_tokens")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+def _check_size(num_episodes: int, max_staleness: int) -> None:
+    """Refuse runs that no memory holds: all admitted episodes are in it."""
+    num_admitted = num_episodes * (max_staleness + 1)
+    if num_admitted > _MAX_ADMITTED:
         raise ConfigError(
-            f"--engine {path}: {error}; give a JSON object of {', '.join((*costs, *sizes))}"
-        ) from None
-    given = content if isinstance(content, dict) else {"the whole": content}
-    wrong = [
-        key
-        for key, value in given.items()
-        if not isinstance(value, int | float) or not (value > 0 if key in costs else key in sizes)
-    ]
-    if wrong:
-        raise ConfigError(
-            f"--engine {path}: {', '.join(wrong)}: give positive numbers for "
-            f"{', '.join((*costs, *sizes))} only"
+            f"up to {num_admitted:,} episodes are admitted at once, {_MAX_ADMITTED:,} at most: "
+            "lower --servers, --episodes, --groups-per-step, --group-size or --max-staleness"
         )
-    return dict(content)
+
+
+def _counts(servers: str) -> list[int]:
+    try:
+        counts = [int(one) for one in servers.split(",")]
+    except ValueError:
+        counts = []
+    if min(counts, default=0) < 1:
+        raise ConfigError(f"--servers {servers}: must be positive numbers with commas between, as 8,64")
+    if max(counts) > _MAX_SERVERS:
+        raise ConfigError(f"--servers {max(counts)}: simulate at most {_MAX_SERVERS:,}")
+    return counts
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

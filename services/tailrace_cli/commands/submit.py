@@ -85,6 +85,8 @@ def install(source: GivenExperiment, wanted: Wanted, cluster: Cluster, console: 
     made = run_values(content, standing, standing_values, files, modules)
     if count_gateways(source.loaded):
         made = merged({"gateway": {"enabled": True}}, made)
+    if num_sandboxes := source.loaded.cluster.num_sandboxes:
+        made = merged({"sandbox": {"replicas": num_sandboxes}}, made)
     cluster.install(release, made, chart_folder())
     where = f"--context {cluster.context} --namespace {cluster.namespace}"
     console.print(f"{release}: run {run} is submitted to {standing} in namespace {cluster.namespace}")

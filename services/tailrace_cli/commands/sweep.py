@@ -8,6 +8,7 @@ own where these suffice.
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import re
 import signal
@@ -17,23 +18,25 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException
 
 from tailrace.config import ConfigError
 from tailrace_cli.checkpoints import has_begun, reached_checkpoint, refuse_earlier
 from tailrace_cli.cluster.plan import gpu_environment
 from tailrace_cli.cluster.supervisor import prepare_child
-from tailrace_cli.commands.runs import runs_table
+from tailrace_cli.commands.runs import print_runs, runs_table
 from tailrace_cli.console import stderr, stdout, tell, tell_error
 from tailrace_cli.exit_codes import INTERRUPTED
 from tailrace_cli.experiment import Experiment, load, with_epochs
 from tailrace_cli.loading.checks import require_loadable
+from tailrace_cli.loading.machine import num_usable_cores
 from tailrace_cli.loading.room import gpu_shares, room_for
 from tailrace_cli.reporting.pages import write_comparison
 from tailrace_cli.run_folders import RunFolder
 from tailrace_cli.validation import check_experiment
 
+MAX_RUNS = 1000
 _SIGNALLED = 128  # and the signal's number: exit code of a process that one has ended, as shells say it
 
 
@@ -52,14 +55,25 @@ def sweep_runs(overrides: Sequence[str]) -> list[SweepRun]:
         return []
     if not any(each.is_sweep_override() for each in parsed):
         return []
-    choices = map(_choices, overrides, parsed)
-    combined = [
-        SweepRun("".join(suffix for suffix, _ in parts), tuple(text for _, text in parts))
-        for parts in itertools.product(*choices)
-    ]
+    if doubled := _doubled(parsed):
+        raise ConfigError(f"{' '.join(overrides)}: {doubled} is swept and given twice: give it once")
+    choices = [_choices(*each) for each in zip(overrides, parsed, strict=True)]
+    _check_number(" ".join(overrides), math.prod(map(len, choices)))
+    combined = [_combined(parts) for parts in itertools.product(*choices)]
     if len({run.suffix for run in combined}) < len(combined):
         raise ConfigError(f"{' '.join(overrides)}: two runs of the sweep would have one name")
     return combined
+
+
+def _combined(parts: Sequence[tuple[str, str]]) -> SweepRun:
+    return SweepRun("".join(suffix for suffix, _ in parts), tuple(text for _, text in parts))
+
+
+def _doubled(parsed: Sequence[Override]) -> str:
+    """A key that is swept and given once more; empty: none."""
+    keys = [str(each.key_or_group) for each in parsed]
+    swept = (str(each.key_or_group) for each in parsed if each.is_sweep_override())
+    return next((key for key in swept if keys.count(key) > 1), "")
 
 
 def _choices(given: str, override: Override) -> list[tuple[str, str]]:
@@ -70,8 +84,28 @@ def _choices(given: str, override: Override) -> list[tuple[str, str]]:
     if key == "exp_name":
         raise ConfigError(f"{given}: runs are named after the swept values; sweep another key")
     name = key.rpartition(".")[2]
-    values = map(str, override.sweep_string_iterator())
+    try:
+        _check_range(given, override)
+        values = [*map(str, override.sweep_string_iterator())]
+    except HydraException as error:  # `glob()` and `interval()` name no values
+        raise ConfigError(
+            f"{given} names no values to sweep: list them, as in {key}=1,2, or give range()"
+        ) from error
     return [(f"_{name}{_safe(value)}", f"{key}={value}") for value in values]
+
+
+def _check_range(given: str, override: Override) -> None:
+    """Refuses a range before its values are listed."""
+    values = override.value()
+    if isinstance(values, RangeSweep) and values.step:
+        assert values.start is not None
+        assert values.stop is not None
+        _check_number(given, (values.stop - values.start) / values.step)
+
+
+def _check_number(given: str, num_runs: float) -> None:
+    if num_runs > MAX_RUNS:
+        raise ConfigError(f"{given}: a sweep has at most {MAX_RUNS} runs")
 
 
 def _safe(value: str) -> str:
@@ -110,8 +144,7 @@ def slots_of(experiment: Experiment, num_jobs: int) -> list[dict[str, str]]:
         return [{}]
     report = require_loadable(experiment)
     assert report.machine is not None
-    num_cores = len(os.sched_getaffinity(0))
-    room = room_for(report.experiment, report.model, report.machine, num_cores)
+    room = room_for(report.experiment, report.model, report.machine, num_usable_cores())
     if num_jobs == 0:
         tell(f"runs at once: {room.num_runs}; more would lack {room.limit}")
     elif num_jobs > room.num_runs:
@@ -135,7 +168,7 @@ def sweep(
     codes = asyncio.run(_run_all(runs, slots, output_dir))
     begun = [run for run, _ in runs if (run.path / "config.yaml").is_file()]
     if begun:
-        stdout.print(runs_table(begun))
+        print_runs(runs_table(begun))
         page = write_comparison(begun, output_dir / "comparison.html")
         stdout.print(f"comparison: {page}", soft_wrap=True)
     if INTERRUPTED in codes or len(codes) < len(runs):
@@ -179,19 +212,18 @@ async def _run_all(
 
 
 class _Children:
-    """Processes of the runs, which one interruption ends."""
+    """Processes of the runs: an interruption ends them in order, the next one at once."""
 
     def __init__(self) -> None:
         self.is_interrupted = False
         self._running: set[asyncio.subprocess.Process] = set()
 
     def interrupt(self) -> None:
-        """End all runs, as Ctrl-C does, once."""
-        if not self.is_interrupted:
-            self.is_interrupted = True
-            for child in self._running:
-                with contextlib.suppress(ProcessLookupError):
-                    child.send_signal(signal.SIGTERM)
+        """Pass each signal on to all runs."""
+        self.is_interrupted = True
+        for child in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(signal.SIGTERM)
 
     async def run(self, words: Sequence[str], slot: Mapping[str, str], log: Path | None) -> int:
         """Run `tailrace` with these words; its exit code."""
@@ -204,9 +236,12 @@ class _Children:
             )  # fmt: skip
             self._running.add(child)
             if self.is_interrupted:  # while it was started
-                child.send_signal(signal.SIGTERM)
+                with contextlib.suppress(ProcessLookupError):  # it has ended already
+                    child.send_signal(signal.SIGTERM)
             code = await child.wait()
         self._running.discard(child)
+        if self.is_interrupted and code == -signal.SIGTERM:
+            return INTERRUPTED
         return code if code >= 0 else _SIGNALLED - code
 
 

@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 import uvloop
+from nats.errors import Error as NatsError
 
 from tailrace import log, tracing
 from tailrace.bus import Bus
@@ -89,7 +90,8 @@ def serve(
     run_dir: RunDir = None,
 ) -> None:
     """Serve tools until SIGTERM or Ctrl-C, which let running calls end."""
-    sys.path.insert(0, "")  # modules in the folder where this was started
+    if str(Path.cwd()) not in sys.path:  # a run's own worker has it behind the experiment's folder
+        sys.path.insert(0, "")  # modules in the folder where this was started
     run = run or _run_of(run_dir)
     servers = [*(mcp or []), *(mcp_url or [])]
     serving = ToolServing(tools or [], servers, run, max_concurrency, connect_within_s, drain_s)
@@ -177,9 +179,11 @@ async def _connected(endpoints: Endpoints) -> AsyncIterator[Bus]:
             bus = await Bus.connect(endpoints, name="cli")
     except TimeoutError as error:
         raise ConfigError(
-            f"no NATS answers at {endpoints.nats_url} within {CONNECT_WITHIN_S:g} s: start it, name "
-            "another with --nats, or a run that goes on with --run-dir"
+            f"no NATS answers at {endpoints.shown_nats_url} within {CONNECT_WITHIN_S:g} s: start it, "
+            "name another with --nats, or a run that goes on with --run-dir"
         ) from error
+    except (NatsError, ValueError) as error:
+        raise ConfigError(f"--nats {endpoints.nats_url!r} is no URL: {error}") from error
     try:
         yield bus
         if denied := bus.connection.denied:

@@ -20,11 +20,12 @@ from tailrace_cli.commands.options import (
     Overrides,
     Overwrite,
 )
-from tailrace_cli.commands.sweep import SweepRun, commands_of, slots_of, sweep, sweep_runs
+from tailrace_cli.commands.sweep import MAX_RUNS, SweepRun, commands_of, slots_of, sweep, sweep_runs
 from tailrace_cli.console import stdout, tell
 from tailrace_cli.damaged import DamagedRunError
 from tailrace_cli.exit_codes import INTERRUPTED
 from tailrace_cli.experiment import Experiment, load, load_given, locate, with_epochs
+from tailrace_cli.loading.checks import require_loadable
 from tailrace_cli.reporting.pages import RunReport
 from tailrace_cli.run_folders import RunFolder
 from tailrace_cli.summary import (
@@ -52,7 +53,9 @@ def train(
     ] = "",
     jobs: Annotated[
         int,
-        typer.Option(help="Runs of a sweep (seed=1,2,3) at once; 0: as many as fit here.", min=0),
+        typer.Option(
+            help="Runs of a sweep (seed=1,2,3) at once; 0: as many as fit here.", min=0, max=MAX_RUNS
+        ),
     ] = 1,
 ) -> None:
     """Train on a local cluster of every service; ends with a summary and report.html.
@@ -91,7 +94,7 @@ def run_training(experiment: Experiment, *, overwrite: bool, attachment: Attachm
 
     Raises `RunEndedError`, after the summary and the report, when the run has failed.
     """
-    experiment = with_epochs(experiment)
+    experiment = _with_epochs(experiment)
     experiment, num_gpus = prepare_run_dir(experiment, overwrite=overwrite)
     try:
         status = run_to_the_end(experiment, attachment, num_gpus)
@@ -106,6 +109,15 @@ def run_training(experiment: Experiment, *, overwrite: bool, attachment: Attachm
         tell(f"interrupted: {remedy}")
         return INTERRUPTED
     return 0
+
+
+def _with_epochs(experiment: Experiment) -> Experiment:
+    """See `with_epochs`; raises `InvalidConfigError` with all mistakes if rows cannot be counted."""
+    try:
+        return with_epochs(experiment)
+    except ConfigError:
+        require_loadable(experiment)
+        raise
 
 
 def _conclude(experiment: Experiment) -> None:

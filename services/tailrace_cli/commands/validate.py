@@ -11,6 +11,7 @@ from rich.syntax import Syntax
 
 from tailrace.config import ConfigError, InvalidConfigError
 from tailrace_cli.commands.options import ConfigName, ConfigPath, ExperimentArgument, Overrides
+from tailrace_cli.config import MAX_COUNT
 from tailrace_cli.console import stderr, stdout, tell
 from tailrace_cli.experiment import Experiment, load_given
 from tailrace_cli.loading.checks import Report, check, estimate
@@ -61,7 +62,9 @@ def validate(
         bool,
         typer.Option("--elsewhere", help="The run will be on another machine: skip devices, memory."),
     ] = False,
-    gpus: Annotated[int, typer.Option(help="The machine has this number of GPUs.", min=0)] = 0,
+    gpus: Annotated[
+        int, typer.Option(help="The machine has this number of GPUs.", min=0, max=MAX_COUNT)
+    ] = 0,
     gpu_memory: Annotated[str, typer.Option(help="Memory of each of them, like 80GiB.")] = "",
     model_config: Annotated[
         str, typer.Option(metavar="FILE", help="With --fast: a config.json in place of the model's.")

@@ -35,7 +35,7 @@ def show_times(run: str, episode_id: str, output_dir: str, console: Console) -> 
 
     `run` is a name, a directory or an `events.jsonl`.
     """
-    timeline = timeline_of(read_events(log_of(run, output_dir)))
+    timeline = timeline_of(read_events(log_of(run, output_dir)), lambda each: each == episode_id)
     if not episode_id:
         stopped = f", without {timeline.stopped_s:.1f} s in which it was stopped"
         title = f"{run}: {timeline.ended - timeline.began:.1f} s"
@@ -53,8 +53,8 @@ def show_times(run: str, episode_id: str, output_dir: str, console: Console) -> 
 
 
 def _example(timeline: Timeline) -> str:
-    first = next(iter(timeline.episodes), "")
-    return f" (one of its {len(timeline.episodes)} is {first})" if first else ""
+    first = timeline.first_episode
+    return f" (one of its {timeline.num_episodes} is {first})" if first else ""
 
 
 def _show(path: Sequence[PathPart], title: str, console: Console) -> None:

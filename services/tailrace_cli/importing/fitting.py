@@ -25,16 +25,17 @@ def _fit_length(content: dict[str, Any]) -> Iterator[str]:
 
 
 def _fit_strategy(content: dict[str, Any]) -> Iterator[str]:
-    """Replaces a strategy that keeps its memory, where learner and engines take turns on GPUs."""
+    """Replaces a strategy that keeps its memory where roles share GPUs, or that takes no adapters."""
     strategy = value_at(content, f"{_STRATEGY}.strategy_name")
-    if value_at(content, "colocated") is not True or strategy not in _KEEPS_MEMORY:
+    if value_at(content, "colocated") is True and strategy in _KEEPS_MEMORY:
+        reason = "which cannot give its memory to engines on the same GPUs"
+    elif value_at(content, "learner.lora") is not None and strategy == "megatron":
+        reason = "whose layers take no adapters (learner.lora)"
+    else:
         return
     args = content["learner"]["strategy_args"]
     cut = args.pop("tensor_parallel_size", 1)
     args.pop("zero_stage", None)
     args["strategy_name"] = "single" if args.get("num_ranks", 1) == 1 else "fsdp2"
     cuts = f" ({cut} ranks share the layers there)" if cut != 1 else ""
-    yield (
-        f"{_STRATEGY}.strategy_name: {args['strategy_name']}, not {strategy}{cuts}, which cannot give "
-        "its memory to engines on the same GPUs"
-    )
+    yield f"{_STRATEGY}.strategy_name: {args['strategy_name']}, not {strategy}{cuts}, {reason}"

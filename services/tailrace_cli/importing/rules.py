@@ -65,10 +65,10 @@ def read_with(name: str, other: str) -> Derived:
     return Derived(name, (), lambda _value, _lookup: {}, f"with `{other}`")
 
 
-def where(holds: Condition, otherwise: str, *rules: Renamed | Derived) -> Iterable[Derived]:
+def where(holds: Condition, otherwise: str, *rules: Rule) -> Iterable[Derived]:
     """`rules` for configurations where `holds`; elsewhere without effect, because of `otherwise`."""
 
-    def guarded(rule: Renamed | Derived) -> Derived:
+    def guarded(rule: Rule) -> Derived:
         def derive(value: Any, lookup: Lookup) -> Mapping[str, Any]:
             if not holds(lookup):
                 raise NoEffectError(otherwise)
@@ -120,6 +120,8 @@ def ratio_of_steps(name: str, key: str, steps: str) -> Derived:
             total = whole_number(lookup(steps))
         except ValueError as error:
             raise ValueError(f"a share of all steps, but {steps} gives no number of steps") from error
+        if not 0 <= value <= 1:
+            raise ValueError(f"expected a share of all steps, from 0 to 1, found {value!r}")
         return {key: round(value * total)}
 
     return Derived(name, (key,), derive, f"a share of `{steps}`")
@@ -148,9 +150,12 @@ def data_files(
     return Derived(name, (f"agents.datasets.{tag}.path", key), derive, remark)
 
 
-def listed(names: Any) -> list[str]:
-    """One name, or a list of names, as a list."""
-    return [names] if isinstance(names, str) else [str(name) for name in names]
+def listed(texts: Any) -> list[str]:
+    """One text, or a list of texts, as a list; `ValueError` for anything else."""
+    found = [texts] if isinstance(texts, str) else texts
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise ValueError(f"expected a text or a list of texts, found {texts!r}")
+    return list(found)
 
 
 def negated(value: Any) -> bool:

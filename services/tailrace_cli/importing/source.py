@@ -127,19 +127,32 @@ def _composed(path: Path, content: DictConfig) -> tuple[DictConfig, dict[str, st
                 composed = compose_file(path)
         except ConfigError as error:
             reason = str(error).removeprefix(f"{path}: ")
-            return _nested(content), {"defaults": f"{COMPOSITION} failed: {reason}"}
+            return content, {**_nest(content), "defaults": f"{COMPOSITION} failed: {reason}"}
         OmegaConf.set_struct(composed, False)
-        return _nested(composed), {}
-    return _nested(content), {}
+        return composed, _nest(composed)
+    return content, _nest(content)
 
 
-def _nested(content: DictConfig) -> DictConfig:
-    """Moves dotted keys at the top level to the sections that they name."""
+def _nest(content: DictConfig) -> dict[str, str]:
+    """Moves dotted keys at the top level to the sections that they name; returns those without one."""
     plain: Any = OmegaConf.to_container(content)
+    unread: dict[str, str] = {}
     for key in [key for key in plain if isinstance(key, str) and "." in key]:
         del content[key]
-        OmegaConf.update(content, key, plain[key], merge=True, force_add=True)
-    return content
+        if reason := _put(content, key, plain[key]):
+            unread[key] = reason
+    return unread
+
+
+def _put(settings: DictConfig, key: str, value: Any) -> str:
+    """Sets a dotted key; returns the reason if that is not possible."""
+    try:
+        OmegaConf.update(settings, key, value, merge=True, force_add=True)
+    except OmegaConfBaseException as error:
+        return f"not read: {' '.join(str(error).split())}"
+    except (ValueError, TypeError):  # a name where the place in a list is expected
+        return f"not read: a list stands where {key} needs a section: keep one of both"
+    return ""
 
 
 def _listed(lines: Iterable[str]) -> list[str] | None:
@@ -198,10 +211,9 @@ def _set(settings: DictConfig, parser: OverridesParser, word: str) -> str:
         if override.is_sweep_override():
             return "several values to try one by one: give one"
         value = None if override.is_delete() else _with_home(override.value())
-        OmegaConf.update(settings, key, value, merge=True, force_add=True)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:  # of a number too long
+    except (HydraException, ValueError) as error:  # of a number too long
         return f"not read: {' '.join(str(error).split())}"
-    return ""
+    return _put(settings, key, value)
 
 
 def _depth(word: str) -> int:

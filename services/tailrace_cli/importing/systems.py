@@ -27,7 +27,7 @@ def rules_named(name: str) -> Iterator[tuple[System, Rule]]:
 def with_system(problem: str, content: Mapping[str, Any]) -> str:
     """Problem of an experiment; for a setting or section of another system, with the way out."""
     unknown = _UNKNOWN_KEY.match(problem)
-    systems = [each for each in SYSTEMS.values() if unknown and _has(each, unknown[1])]
+    systems = _systems_of(unknown[1], content) if unknown else []
     if unknown is None or not systems:
         return problem
     key = unknown[1]
@@ -35,6 +35,13 @@ def with_system(problem: str, content: Mapping[str, Any]) -> str:
     commands = " or ".join(f"`tailrace import-config {system.name} FILE`" for system in systems)
     ours = "".join(f"; {name} is {key} here" for name, key in _known(key, content))
     return f"unknown key {key!r}, which is of {titles}: {commands} translates a configuration{ours}"
+
+
+def _systems_of(key: str, content: Mapping[str, Any]) -> list[System]:
+    """The systems with a setting that is given at or below a key; without one, those with the key."""
+    given = list(_names_below(key, value_at(content, key)))
+    having = [each for each in SYSTEMS.values() if any(_has(each, name) for name in given)]
+    return having or [each for each in SYSTEMS.values() if _has(each, key)]
 
 
 def whole_file_hint(content: Mapping[str, Any], path: str) -> str:

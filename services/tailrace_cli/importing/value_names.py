@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tailrace.config.settings import value_names
+from tailrace.config.settings.values import whole_number
 from tailrace.config.suggestions import not_one_of
 
 kl_estimator = value_names("k1", "abs", "k2", "k3", kl="k1", mse="k2", low_var_kl="k3")
@@ -27,6 +28,13 @@ aggregation = value_names(
     *(name.replace("-", "_") for name in _AGGREGATIONS),
     **{name: name.replace("-", "_") for name in _AGGREGATIONS},
 )
+
+MEGATRON_LAYERS = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
 
 NO_ENGINE = "no key of inference says this; inference.engine_args passes arguments to the engine"
 ONE_DEVICE = "a learner's rank has one device; more of them share the work"
@@ -63,7 +71,7 @@ def trackers(names: Sequence[Any], project: Any, without: Sequence[str]) -> Mapp
 
 def not_negative(value: Any) -> int:
     """Turns a negative number into 0: -1 means "never" for an interval, "all" for `top_k`."""
-    return max(int(value), 0)
+    return 0 if isinstance(value, int | float) and value < 0 else whole_number(value, 0)
 
 
 def masked(used: Any) -> str:
@@ -77,3 +85,11 @@ def pass_bounds(tokens: Any) -> Mapping[str, Any]:
         "learner.max_tokens_per_micro_batch": tokens,
         "learner.min_tokens_per_micro_batch": min(tokens, 1024),
     }
+
+
+def layers(given: Any) -> list[str]:
+    """Layers of adapters by their names in the model; Megatron-Core joins some of them."""
+    if given != "all-linear" and not isinstance(given, list):
+        raise ValueError(f"expected a list of layers, or all-linear, found {given!r}")
+    chosen = [given] if isinstance(given, str) else given
+    return [name for layer in chosen for name in MEGATRON_LAYERS.get(layer, (layer,))]

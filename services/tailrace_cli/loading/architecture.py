@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tailrace.chat.model_files import read_model_card
 from tailrace.config import ConfigError
+from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace_cli.experiment import Experiment
 from tailrace_cli.loading.model_facts import refusal
 from tailrace_learner.adapters.hf_model import build_tokenizer, scratch_architecture
@@ -28,10 +29,10 @@ def num_parameters(config_json: bytes, experiment: Experiment, key: str) -> int:
         config = _known(config_json, key)
     make: Any = AutoModelForCausalLM.from_config
     try:
-        with torch.device("meta"):
+        with foreign_code("transformers"), torch.device("meta"):
             model = make(config, attn_implementation="eager")
-    except (ValueError, TypeError, KeyError, ImportError) as error:
-        raise ConfigError(f"{key}: a {config.model_type} cannot be built: {error}") from error
+    except ForeignCodeError as error:
+        raise ConfigError(f"{key}: a {config.model_type} cannot be built: {error.error}") from error
     _check_adapters(model, experiment)
     return sum(each.numel() for each in model.parameters())
 
@@ -39,9 +40,12 @@ def num_parameters(config_json: bytes, experiment: Experiment, key: str) -> int:
 def converted_card(folder: Path, key: str) -> ModelCard:
     """Model card of a folder whose tokenizer has no `tokenizer.json`."""
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"{key}: the tokenizer in {folder} cannot be loaded: {error}") from error
+        with foreign_code("transformers"):
+            tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except ForeignCodeError as error:
+        raise ConfigError(
+            f"{key}: the tokenizer in {folder} cannot be loaded: {error.error}"
+        ) from error
     with tempfile.TemporaryDirectory(prefix="tailrace-tokenizer-") as written:
         tokenizer.save_pretrained(written)
         (Path(written) / "config.json").write_bytes((folder / "config.json").read_bytes())
@@ -52,9 +56,10 @@ def _known(config_json: bytes, key: str) -> Any:
     content = json.loads(config_json)
     given = {name: value for name, value in content.items() if name != "model_type"}
     try:
-        return AutoConfig.for_model(content.get("model_type", ""), **given)
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{key}: config.json: {refusal(error, content)}") from error
+        with foreign_code("transformers"):
+            return AutoConfig.for_model(content.get("model_type", ""), **given)
+    except ForeignCodeError as error:
+        raise ConfigError(f"{key}: config.json: {refusal(error.error, content)}") from error
 
 
 def _check_adapters(model: Any, experiment: Experiment) -> None:

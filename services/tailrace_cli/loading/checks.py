@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from itertools import chain
 from typing import IO, Any
 
+import msgspec
+
 from tailrace.config import ConfigError, InvalidConfigError
 from tailrace.processes import WorkerProcess
 from tailrace_agents.config import AgentsConfig
@@ -103,7 +105,7 @@ def _is_refused(step: Step, problems: Iterable[str]) -> bool:
 
 def combined(experiment: Experiment, problems: Iterable[str], results: Sequence[Loaded]) -> Report:
     """Adds to `problems` those that were met while loading, and those of sizes that do not fit."""
-    model = next((each.model for each in reversed(results) if each.model), None)
+    model = _model_of(results)
     machine = next((each.machine for each in results if each.machine), None)
     prompts = tuple(each.prompt for each in results if each.prompt)
     problems = [*problems]
@@ -126,6 +128,13 @@ def combined(experiment: Experiment, problems: Iterable[str], results: Sequence[
     )
 
 
+def _model_of(results: Sequence[Loaded]) -> ModelFacts | None:
+    """The policy's sizes that were found last, with those of the models beside it."""
+    found = next((each.model for each in reversed(results) if each.model), None)
+    roles = dict(chain.from_iterable(each.role_sizes.items() for each in results))
+    return found and msgspec.structs.replace(found, role_sizes=roles)
+
+
 def _defaults(
     experiment: Experiment, model: ModelFacts | None, machine: MachineFacts | None
 ) -> Mapping[str, Any]:
@@ -143,6 +152,9 @@ def _fitted(
 ) -> Iterator[fitting.Findings]:
     yield fitting.check_lengths(experiment, model, prompts)
     yield fitting.check_groups(experiment, prompts)
+    yield fitting.check_scored(experiment, prompts)
+    yield fitting.check_held_out(experiment, prompts)
+    yield fitting.check_temperatures(experiment)
     if machine is not None:
         yield fitting.check_devices(experiment, machine)
         if model is not None:

@@ -41,6 +41,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_tables: int = 1  # of one vector for each token: embeddings, and an output of their own
     has_head_norms: bool = False  # queries and keys are normalised, head by head
     dtype: str = "float32"  # that its configuration names
+    role_sizes: dict[str, int] = {}  # parameters of models beside it: reference, critic
 
 
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +59,8 @@ class PromptFacts(msgspec.Struct, frozen=True, kw_only=True):
     place: str  # of the longest prompt
     num_tokens: int = 0  # of the longest prompt; 0: unknown
     num_rows: int = 0  # of the data set; 0: unknown, or no data set
+    loops: tuple[str, ...] = ()  # that play the rows that were read; empty: none, or a workflow
+    digests: tuple[bytes, ...] = ()  # of the prompts of the rows that were read
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,5 +70,6 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     line: str = ""
     model: ModelFacts | None = None
+    role_sizes: dict[str, int] = {}
     machine: MachineFacts | None = None
     prompt: PromptFacts | None = None

@@ -9,11 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tailrace.config import ConfigError
-from tailrace_agents.config import GeneratingArgs
 from tailrace_cli.cluster.placement import GpuDemand, PlacementError, place
 from tailrace_cli.experiment import Experiment, steps_of_epochs
 from tailrace_cli.loading.facts import MachineFacts, ModelFacts, PromptFacts
-from tailrace_cli.loading.memory import gib, memory_of, published_bytes
+from tailrace_cli.loading.memory import gib, host_parts, memory_of
+from tailrace_cli.loading.needs import engine_needs
+from tailrace_cli.validation import unscored_datasets, unscored_rows
+from tailrace_inference.config import LEAST_TEMPERATURES
 
 
 @dataclass
@@ -62,7 +64,7 @@ def check_lengths(
 def _check_prompt(experiment: Experiment, prompt: PromptFacts, found: Findings) -> None:
     """Room for a reply after the longest prompt of a tag."""
     agents, scheduler = experiment.agents, experiment.scheduler
-    used = {*scheduler.tags, *(scheduler.eval_tags or scheduler.tags)}
+    used = {*scheduler.tags, *experiment.evaluated_tags}
     key = "custom_envs" if prompt.tag in agents.custom_envs else "datasets"
     if prompt.tag not in used or not prompt.num_tokens:
         return
@@ -74,15 +76,58 @@ def _check_prompt(experiment: Experiment, prompt: PromptFacts, found: Findings) 
             "raise it, or shorten the prompt"
         )
         return
-    is_trained = prompt.tag in scheduler.tags
-    args: GeneratingArgs = agents.generating_args if is_trained else agents.eval_generating_args
-    if args.max_new_tokens > room:
-        name = "generating_args" if is_trained else "eval_generating_args"
-        found.notes.append(
-            f"agents.{name}.max_new_tokens: {args.max_new_tokens} cannot be used up: the prompt of "
-            f"agents.{key}.{prompt.tag} ({prompt.num_tokens} tokens) leaves {room} of "
-            f"agents.max_episode_tokens"
-        )
+    for name, max_new_tokens in _reply_limits(experiment, prompt.tag).items():
+        if max_new_tokens > room:
+            found.notes.append(
+                f"{name}.max_new_tokens: {max_new_tokens} cannot be used up: the prompt of "
+                f"agents.{key}.{prompt.tag} ({prompt.num_tokens} tokens) leaves {room} of "
+                "agents.max_episode_tokens"
+            )
+
+
+def _reply_limits(experiment: Experiment, tag: str) -> dict[str, int]:
+    """Tokens that an episode of the tag may sample, by the section that says so."""
+    agents = experiment.agents
+    limits = {
+        f"evaluations.{name}": args.max_new_tokens
+        for name, args in experiment.run.evaluations.items()
+        if (args.tag or name) == tag and args.max_new_tokens is not None
+    }
+    if tag in experiment.scheduler.tags:
+        return limits | {"agents.generating_args": agents.generating_args.max_new_tokens}
+    return limits or {"agents.eval_generating_args": agents.eval_generating_args.max_new_tokens}
+
+
+def check_temperatures(experiment: Experiment) -> Findings:
+    """Temperatures that the engine would refuse, in each turn of each episode."""
+    engine = experiment.inference.engine
+    least, agents = LEAST_TEMPERATURES.get(engine, 0.0), experiment.agents
+    asked: dict[str, float | None] = {
+        "agents.generating_args": agents.generating_args.temperature,
+        "agents.eval_generating_args": agents.eval_generating_args.temperature,
+    }
+    for name, args in experiment.run.evaluations.items():
+        asked[f"evaluations.{name}"] = args.temperature
+    return Findings(
+        [
+            f"{section}.temperature: {given:g} is too low for the engine {engine}: take 0 (greedy), or "
+            f"at least {least:g}"
+            for section, given in asked.items()
+            if given is not None and 0 < given < least
+        ]
+    )
+
+
+def check_scored(experiment: Experiment, prompts: Iterable[PromptFacts]) -> Findings:
+    """Rows that nothing scores and that no loop of the user's plays, as far as rows were read."""
+    unscored, own = unscored_datasets(experiment), experiment.agents.agent_loops.keys()
+    return Findings(
+        [
+            unscored_rows(prompt.tag)
+            for prompt in prompts
+            if prompt.tag in unscored and prompt.loops and own.isdisjoint(prompt.loops)
+        ]
+    )
 
 
 def _too_few_epochs(experiment: Experiment, prompts: Iterable[PromptFacts]) -> Iterator[str]:
@@ -127,14 +172,56 @@ def check_groups(experiment: Experiment, prompts: Sequence[PromptFacts]) -> Find
                 f"{place}: it has {prompt.num_rows} rows, so that a step (groups_per_step "
                 f"{run.groups_per_step}) plays some of them more than once"
             )
-        if prompt.tag in scheduler.eval_tags and prompt.num_rows < scheduler.eval_groups // len(
-            scheduler.eval_tags
-        ):
-            found.notes.append(
-                f"{place}: it has {prompt.num_rows} rows, and scheduler.eval_groups "
-                f"({scheduler.eval_groups}) plays them more than once"
-            )
+        found.notes += [
+            f"{place}: it has {prompt.num_rows} rows, and {key} ({num_tasks}) plays them more than once"
+            for key, num_tasks, share in _evaluated(experiment, prompt.tag)
+            if prompt.num_rows < share
+        ]
     return found
+
+
+def check_held_out(experiment: Experiment, prompts: Sequence[PromptFacts]) -> Findings:
+    """Rows of data sets that are trained and evaluated, as far as rows were read."""
+    found, run = Findings(), experiment.run
+    if not (run.max_steps or run.num_epochs):
+        return found
+    trained = [prompt for prompt in prompts if prompt.tag in experiment.scheduler.tags]
+    for prompt in prompts:
+        if prompt.tag not in experiment.evaluated_tags or not prompt.digests:
+            continue
+        place = f"agents.datasets.{prompt.tag}"
+        if prompt in trained:
+            found.notes.append(
+                f"{place}: it is trained (scheduler.tags) and evaluated, so that evaluations play rows "
+                "that were trained: name other rows in scheduler.eval_tags or evaluations"
+            )
+            continue
+        found.notes += [
+            f"{place}: it is evaluated, and {shared} of its first {len(prompt.digests)} rows are rows "
+            f"of agents.datasets.{other.tag} too, which is trained: leave them out of one of both"
+            for other in trained
+            if (shared := _num_shared(prompt, other))
+        ]
+    return found
+
+
+def _num_shared(prompt: PromptFacts, other: PromptFacts) -> int:
+    """Rows of a data set, of those read, that another one has too."""
+    known = set(other.digests)
+    return sum(digest in known for digest in prompt.digests)
+
+
+def _evaluated(experiment: Experiment, tag: str) -> Iterator[tuple[str, int, int]]:
+    """Evaluations of a tag: the key of their number of tasks, its value, and the tag's share."""
+    scheduler = experiment.scheduler
+    if tag in scheduler.eval_tags:
+        share = scheduler.eval_groups // len(scheduler.eval_tags)
+        yield "scheduler.eval_groups", scheduler.eval_groups, share
+    for name, args in experiment.run.evaluations.items():
+        if (args.tag or name) == tag:
+            key = f"evaluations.{name}.num_tasks" if args.num_tasks else "scheduler.eval_groups"
+            num_tasks = args.num_tasks or scheduler.eval_groups
+            yield key, num_tasks, num_tasks
 
 
 def check_devices(experiment: Experiment, machine: MachineFacts) -> Findings:
@@ -206,11 +293,35 @@ def check_memory(experiment: Experiment, model: ModelFacts, machine: MachineFact
                 "if that is too much, lower learner.max_tokens_per_micro_batch, or set "
                 "learner.model_args.disable_gradient_checkpointing to false"
             )
-    published = published_bytes(experiment, model)
-    if machine.shm_bytes and published > machine.shm_bytes:
-        found.problems.append(
-            f"weight_sync.keep_versions: versions of the weights need {gib(published)} GiB of shared "
-            f"memory, and /dev/shm has {gib(machine.shm_bytes)} free: enlarge it (Docker: "
-            "--shm-size), or lower keep_versions"
-        )
+    found.problems.extend(_too_small_share(experiment, model, machine))
+    found.problems.extend(_too_little_shared(experiment, model, machine))
     return found
+
+
+def _too_little_shared(
+    experiment: Experiment, model: ModelFacts, machine: MachineFacts
+) -> Iterator[str]:
+    """Problem of a `/dev/shm` without room for the versions of the weights."""
+    host = host_parts(experiment, model, machine)
+    shared = host.published + host.staged
+    if machine.shm_bytes and shared > machine.shm_bytes:
+        staged = f", of which servers stage {gib(host.staged)}" if host.staged else ""
+        yield (
+            f"weight_sync.keep_versions: versions of the weights need {gib(shared)} GiB of shared "
+            f"memory{staged}, and /dev/shm has {gib(machine.shm_bytes)} free: enlarge it (Docker: "
+            f"--shm-size), or lower keep_versions{' or the number of servers' if staged else ''}"
+        )
+
+
+def _too_small_share(experiment: Experiment, model: ModelFacts, machine: MachineFacts) -> Iterator[str]:
+    """Problem of a share of a GPU that cannot hold weights and one episode; the engine refuses it."""
+    share, capacity = experiment.inference.gpu_memory_utilization, min(machine.gpu_bytes, default=0)
+    if not (share and capacity and GpuDemand.of(experiment).num_servers):
+        return
+    room, least = int(share * capacity), engine_needs(experiment, model, capacity).least
+    if room < least <= capacity:  # more than the GPU has is told above
+        yield (
+            f"inference.gpu_memory_utilization: {share:g} of a GPU of {gib(capacity)} GiB is "
+            f"{gib(room)}, and the engine needs at least {gib(least)} for weights and the keys and "
+            "values of one episode: raise it, or inference.tensor_parallel_size"
+        )

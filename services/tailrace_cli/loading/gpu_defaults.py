@@ -9,12 +9,13 @@ from typing import Any
 
 from tailrace_cli.experiment import Experiment, with_values
 from tailrace_cli.loading.facts import ModelFacts
-from tailrace_cli.loading.memory import engine_needs, rank_needs
+from tailrace_cli.loading.needs import engine_needs, rank_needs
 
 _ROOM = 0.85  # share of a device that is planned; the rest is fragments and what is not estimated
-_ENGINE_SHARE = 0.85  # of a GPU that an engine has to itself
+_ENGINE_SHARE = 0.85  # of a GPU, for an engine
 _MAX_CUT = 8  # GPUs over which a layer is cut
 _CUTS = ("vllm", "sglang")
+_SHARES = ("torch", *_CUTS)  # engines whose cache takes a share of the memory
 _PLACEMENT = (
     "colocated",
     "cluster.learner_gpus",
@@ -101,14 +102,12 @@ def _checkpointed(
 
 
 def _cache(experiment: Experiment, model: ModelFacts, gpu_bytes: Sequence[int]) -> Mapping[str, Any]:
-    """Share of a GPU for an engine; a colocated one leaves the learner's weights and optimizer."""
+    """Share of a GPU for an engine, which has it to itself: a colocated learner sleeps meanwhile."""
     if not _has_engine(experiment) or "inference.kv_cache_tokens" in experiment.given:
         return {}
-    share = _ENGINE_SHARE
-    if experiment.run.colocated:
-        left = _ENGINE_SHARE - rank_needs(experiment, model).least / min(gpu_bytes)
-        share = max(round(left, 2), 0.05)
-    return {"inference.gpu_memory_utilization": share}
+    if experiment.inference.engine not in _SHARES:  # `hf` refuses the key, and engines of users may
+        return {}
+    return {"inference.gpu_memory_utilization": _ENGINE_SHARE}
 
 
 # In this order: each sees what the former ones chose.

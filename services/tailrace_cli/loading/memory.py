@@ -1,10 +1,4 @@
-"""Estimate of the memory of every device: weights, optimizer, activations, keys and values (pure).
-
-Sizes follow from the model's configuration and the settings alone. Weights, gradients and the optimizer
-are exact. Activations are those of a decoder layer with two norms, attention and a gated feed-forward
-part, as autograd keeps them for the backward pass; `tests/unit/tailrace_cli/test_memory.py` compares
-them with measured ones.
-"""
+"""Memory of every place of a run, the host and each GPU, by its users (pure)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,31 +7,18 @@ from typing import NamedTuple
 from tailrace_cli.cluster.placement import GpuDemand, GpuPlacement, PlacementError, place
 from tailrace_cli.experiment import Experiment
 from tailrace_cli.loading.facts import MachineFacts, ModelFacts
+from tailrace_cli.loading.host_needs import (
+    HostNeeds,
+    learner_host,
+    server_host,
+    weight_sync_host,
+)
+from tailrace_cli.loading.needs import Needs, engine_needs, rank_needs
 
 GIB = 1 << 30
 HOST = "this machine"
 _HOST = -1  # place of a process that computes on no GPU
-_LOGIT_COPIES = 3  # float32 logits, their exponentials and their gradients
-_NORM_BYTES = (
-    26  # float32 that two norms and the residual stream keep, for each number of a hidden state
-)
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-class Needs(NamedTuple):
-    """Bytes of one process on one device."""
-
-    weights: int = 0
-    gradients: int = 0
-    optimizer: int = 0
-    others: int = 0  # reference and critic, or versions in shared memory
-    cache: int = 0  # keys and values
-    activations: int = 0  # estimate; of a sharded learner also the layers that are gathered
-
-    @property
-    def least(self) -> int:
-        """Bytes that are held for sure."""
-        return self.weights + self.gradients + self.optimizer + self.others + self.cache
+_ASLEEP_BYTES = GIB  # of a process that sleeps on a GPU: CUDA's own (`docs/results.md`: 1.1 GiB)
 
 
 @dataclass(frozen=True)
@@ -64,19 +45,52 @@ class _User(NamedTuple):
     places: Sequence[int]
 
 
+class HostParts(NamedTuple):
+    """Weights that services hold on the host of a run; each of its servers holds `server`."""
+
+    learner: HostNeeds
+    weight_sync: HostNeeds
+    server: HostNeeds
+    num_servers: int
+
+    @property
+    def published(self) -> int:
+        """Bytes of versions that learner and weight_sync hold in `/dev/shm`."""
+        return self.learner.shared + self.weight_sync.shared
+
+    @property
+    def staged(self) -> int:
+        """Bytes of the files of servers in `/dev/shm`."""
+        return self.num_servers * self.server.shared
+
+
 def memory_of(experiment: Experiment, model: ModelFacts, machine: MachineFacts) -> Iterator[Memory]:
-    """Memory of the host, and of every GPU that the learner or an engine uses."""
-    num_gpus = len(machine.gpu_bytes)
+    """Memory of the host, and of every GPU that the learner or an engine uses.
+
+    A GPU on which they take turns comes once for each turn: one computes, and the others sleep.
+    """
     users = _users(experiment, model, machine)
-    for where in sorted({where for user in users for where in user.places}):
-        if where < num_gpus:
-            yield Memory(
-                HOST if where == _HOST else f"GPU {where}",
-                machine.host_bytes if where == _HOST else machine.gpu_bytes[where],
-                {user.name: user.places.count(where) * user.needs.least for user in users},
-                sum(user.places.count(where) * user.needs.activations for user in users),
-                {user.name: user.needs for user in users if where in user.places},
-            )
+    if any(_HOST in user.places for user in users):
+        yield _memory_at(_HOST, HOST, machine.host_bytes, users, users)
+    for gpu, capacity in enumerate(machine.gpu_bytes):
+        here = [user for user in users if gpu in user.places]
+        turns = [[user] for user in here] if experiment.run.colocated else [here]
+        for awake in filter(None, turns):
+            yield _memory_at(gpu, f"GPU {gpu}", capacity, here, awake)
+
+
+def _memory_at(
+    where: int, name: str, capacity: int, here: Sequence[_User], awake: Sequence[_User]
+) -> Memory:
+    """Memory of a place in a turn of some of its users."""
+    counts = {user.name: user.places.count(where) for user in here}
+    computing = {user.name: user.needs for user in awake if counts[user.name]}
+    parts = {user: counts[user] * needs.least for user, needs in computing.items()}
+    asleep = sum(counts.values()) - sum(counts[user] for user in computing)
+    if asleep:
+        parts["asleep"] = asleep * _ASLEEP_BYTES
+    activations = sum(counts[user] * needs.activations for user, needs in computing.items())
+    return Memory(name, capacity, parts, activations, computing)
 
 
 def memory_table(memories: Sequence[Memory]) -> Iterator[str]:
@@ -99,21 +113,44 @@ def _short(size: int) -> str:
     return "-" if not size else gib(size) if size >= GIB // 100 else "<0.01"
 
 
-def _users(experiment: Experiment, model: ModelFacts, machine: MachineFacts) -> list[_User]:
-    ranks, servers = (
-        experiment.learner.strategy_args.num_ranks,
+def host_parts(experiment: Experiment, model: ModelFacts, machine: MachineFacts) -> HostParts:
+    """Weights that the services of a run hold on the host, if all of them are there."""
+    is_on_gpu = bool(_placed(experiment, len(machine.gpu_bytes)).servers)
+    return HostParts(
+        learner_host(experiment, model),
+        weight_sync_host(experiment, model),
+        server_host(experiment, model, is_on_gpu=is_on_gpu),
         experiment.cluster.num_inference_servers,
     )
-    num_gpus = len(machine.gpu_bytes)
-    placed = _placed(experiment, num_gpus)
+
+
+def _users(experiment: Experiment, model: ModelFacts, machine: MachineFacts) -> list[_User]:
+    ranks = experiment.learner.strategy_args.num_ranks
+    placed, host = (
+        _placed(experiment, len(machine.gpu_bytes)),
+        host_parts(experiment, model, machine),
+    )
     of_learner = placed.learner or (_HOST,) * ranks
-    of_engines = tuple(gpu for gpus in placed.servers for gpu in gpus) or (_HOST,) * servers
-    is_on_gpu = bool(placed.servers)
-    capacity = min(machine.gpu_bytes, default=0) if is_on_gpu else 0
+    of_engines = tuple(gpu for gpus in placed.servers for gpu in gpus) or (_HOST,) * host.num_servers
+    capacity = min(machine.gpu_bytes, default=0) if placed.servers else 0
+    rank = rank_needs(experiment, model)
+    engine = engine_needs(experiment, model, capacity)
+    on_host = {
+        "published weights": (host.published, 1),
+        "older weights": (host.learner.private, 1),
+        "staged versions": (host.server.total, host.num_servers),
+    }
+    if experiment.run.colocated and placed.learner and placed.servers:
+        on_host["learner asleep"] = rank.least, len(placed.learner)
+        on_host["engine asleep"] = engine.weights, len(of_engines)
     return [
-        _User("learner", rank_needs(experiment, model), of_learner),
-        _User("engine", engine_needs(experiment, model, capacity), of_engines),
-        _User("published weights", Needs(others=published_bytes(experiment, model)), (_HOST,)),
+        _User("learner", rank, of_learner),
+        _User("engine", engine, of_engines),
+        *(
+            _User(name, Needs(others=size), (_HOST,) * count)
+            for name, (size, count) in on_host.items()
+            if size
+        ),
     ]
 
 
@@ -125,116 +162,6 @@ def _placed(experiment: Experiment, num_gpus: int) -> GpuPlacement:
     except PlacementError:  # a problem of its own; then everything is counted on the first GPU
         demand = GpuDemand.of(experiment)
         return GpuPlacement((0,) * min(demand.num_ranks, 1), ((0,),) * min(demand.num_servers, 1))
-
-
-def rank_needs(experiment: Experiment, model: ModelFacts) -> Needs:
-    """Memory of one rank of the learner."""
-    learner, number = experiment.learner, model.num_parameters
-    ranks = learner.strategy_args.num_ranks
-    moments = 2 if learner.training_args.optimizer == "adamw" else 0
-    trained = _adapter_parameters(experiment, model) if learner.lora else number
-    critic = 16 * number if learner.critic is not None and not learner.critic.shared else 0
-    return Needs(
-        weights=(4 * number + (4 * trained if learner.lora else 0)) // ranks,
-        gradients=4 * trained // ranks,
-        optimizer=4 * moments * trained // ranks,
-        others=critic + _reference_bytes(experiment, number),
-        activations=_kept_activations(experiment, model) + _gathered(experiment, model),
-    )
-
-
-def _adapter_parameters(experiment: Experiment, model: ModelFacts) -> int:
-    """Numbers of low-rank adapters on the linear layers of their names."""
-    lora = experiment.learner.lora
-    assert lora is not None
-    hidden, inner, wide = model.hidden_size, model.inner_size, model.attention_width
-    narrow = model.kv_width // (2 * model.num_layers) if model.num_layers else 0
-    widths = {
-        "q_proj": hidden + wide,
-        "k_proj": hidden + narrow,
-        "v_proj": hidden + narrow,
-        "o_proj": wide + hidden,
-        "gate_proj": hidden + inner,
-        "up_proj": hidden + inner,
-        "down_proj": inner + hidden,
-    }
-    names = widths if lora.target_modules == ("all-linear",) else lora.target_modules
-    return model.num_layers * lora.r * sum(widths.get(name, 0) for name in names)
-
-
-def _reference_bytes(experiment: Experiment, num_parameters: int) -> int:
-    """Bytes of the reference model that a rank holds all the time."""
-    learner = experiment.learner
-    if not learner.needs_reference or (learner.reference and learner.reference.offload):
-        return 0
-    whole = num_parameters * (2 if learner.model_args.dtype == "bfloat16" else 4)
-    is_cut = learner.reference is not None and learner.reference.sharded
-    return whole // learner.strategy_args.num_ranks if is_cut else whole
-
-
-def layer_bytes(model: ModelFacts, dtype: str) -> int:
-    """Bytes that the backward pass of one layer needs for each token."""
-    size = _BYTES[dtype]
-    wide = model.attention_width or model.hidden_size
-    heads = wide + (model.kv_width // (2 * model.num_layers) if model.num_layers else wide)
-    norms = (_NORM_BYTES + (0 if size == 4 else 2)) * model.hidden_size
-    of_heads = (2 * size + (4 + size if model.has_head_norms else 0)) * heads
-    return norms + of_heads + 4 * size * (model.inner_size or 4 * model.hidden_size)
-
-
-def _kept_activations(experiment: Experiment, model: ModelFacts) -> int:
-    learner = experiment.learner
-    tokens, each = learner.max_tokens_per_micro_batch, layer_bytes(model, learner.model_args.dtype)
-    per_token = model.num_layers * each
-    if not learner.model_args.disable_gradient_checkpointing:
-        per_token = 4 * model.num_layers * model.hidden_size + each
-    return tokens * per_token + _LOGIT_COPIES * 4 * learner.logprob_chunk_tokens * model.vocab_size
-
-
-def _gathered(experiment: Experiment, model: ModelFacts) -> int:
-    """Weights that `fsdp2` gathers: embeddings and output in float32 with gradients, and two layers."""
-    learner = experiment.learner
-    if learner.strategy_args.resolved_name != "fsdp2" or not model.num_layers:
-        return 0
-    tables = model.num_tables * model.vocab_size * model.hidden_size
-    layer = (model.num_parameters - tables) // model.num_layers
-    return 2 * 4 * tables + 3 * _BYTES[learner.model_args.dtype] * layer
-
-
-def engine_needs(experiment: Experiment, model: ModelFacts, gpu_bytes: int) -> Needs:
-    """Memory of one device of an engine; `gpu_bytes`: 0 on the host.
-
-    The torch engine stages a new version beside the active one, others in the host's memory.
-    """
-    inference = experiment.inference
-    element = _engine_element(experiment, is_on_gpu=bool(gpu_bytes))
-    sets, cut = (2 if inference.engine == "torch" else 1), inference.gpus_per_server
-    weights = sets * element * model.num_parameters // cut
-    activations = (
-        16 * inference.max_running * model.vocab_size
-        + 48 * inference.max_batched_tokens * model.hidden_size
-    )
-    if inference.gpu_memory_utilization and gpu_bytes:
-        share = int(inference.gpu_memory_utilization * gpu_bytes)
-        least = element * model.kv_width * experiment.agents.max_episode_tokens // cut
-        return Needs(weights, cache=max(share - weights - activations, least), activations=activations)
-    cached = element * model.kv_width * inference.kv_cache_tokens // cut
-    return Needs(weights, cache=cached, activations=activations)
-
-
-def _engine_element(experiment: Experiment, *, is_on_gpu: bool) -> int:
-    dtype = experiment.inference.dtype
-    if dtype == "auto":
-        dtype = experiment.learner.model_args.dtype if is_on_gpu else "float32"
-    return _BYTES[dtype]
-
-
-def published_bytes(experiment: Experiment, model: ModelFacts) -> int:
-    """Versions that the learner and weight_sync hold in shared memory."""
-    element = _BYTES[experiment.learner.model_args.dtype]
-    copies = 2 if experiment.learner.lora else experiment.weight_sync.keep_versions + 2
-    copies += experiment.learner.strategy_args.resolved_name == "fsdp2"  # written by all ranks
-    return element * model.num_parameters * copies
 
 
 def gib(size: int) -> str:

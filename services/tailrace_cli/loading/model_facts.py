@@ -3,17 +3,20 @@
 import importlib
 import json
 import math
+import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tailrace.config import ConfigError
+from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace_cli.loading.facts import ModelFacts
 from tailrace_protos.weights import CONTEXT_KEYS
 
-_INDEX = "model.safetensors.index.json"
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "model*.bin")
+_INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "model*.bin")
+_PART = re.compile(r"-\d+-of-\d+\.\w+$")
 _HEADER = struct.Struct("<Q")
 _HEAD_NORMS = ("qwen3", "gemma3", "olmo2")
 
@@ -54,21 +57,34 @@ def model_facts(name: str, config_json: bytes, num_tokens: int = 0) -> ModelFact
 def counted_parameters(folder: Path, key: str) -> int:
     """Parameters in the safetensors files of a local model; 0 for files of another kind.
 
-    `ConfigError` if the folder holds no weights, or lacks a file that its index names.
+    `ConfigError` if the folder holds no weights, or lacks a file that its index names, or the index.
     """
-    index = folder / _INDEX
-    if index.is_file():
-        names = _indexed(index, key)
-        missing = sorted(name for name in names if not (folder / name).is_file())
-        if missing:
+    index = next((folder / name for name in _INDICES if (folder / name).is_file()), None)
+    if index is not None:
+        paths = [folder / name for name in sorted(_indexed(index, key))]
+        if missing := [path.name for path in paths if not path.is_file()]:
             raise ConfigError(
-                f"{key}: {folder} lacks {missing[0]}, which {_INDEX} names: copy or download the model "
-                "again"
+                f"{key}: {folder} lacks {missing[0]}, which {index.name} names: copy or download the "
+                "model again"
             )
-        return sum(_in_file(folder / name, key) for name in names)
-    if not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
-        raise ConfigError(f"{key}: {folder} holds no weights (*.safetensors): copy the whole model")
-    return sum(_in_file(path, key) for path in folder.glob("model*.safetensors"))
+    else:
+        paths = sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern)})
+        _check_whole(folder, paths, key)
+    return sum(_in_file(path, key) for path in paths if path.suffix == ".safetensors")
+
+
+def _check_whole(folder: Path, paths: Sequence[Path], key: str) -> None:
+    """Raises `ConfigError` for a folder without an index whose files cannot be loaded without one."""
+    if not paths:
+        raise ConfigError(
+            f"{key}: {folder} holds no weights (model*.safetensors): copy the whole model"
+        )
+    if all(_PART.search(path.name) for path in paths):
+        index = _INDICES[paths[0].suffix != ".safetensors"]
+        raise ConfigError(
+            f"{key}: {folder} holds {paths[0].name} without {index}, which lists all parts: copy or "
+            "download the whole model"
+        )
 
 
 def _indexed(index: Path, key: str) -> set[str]:
@@ -121,9 +137,10 @@ def _completed(content: dict[str, Any]) -> dict[str, Any]:
     auto: Any = importlib.import_module("transformers").AutoConfig
     given = {key: value for key, value in content.items() if key not in ("model_type", "text_config")}
     try:
-        found: Any = auto.for_model(str(content.get("model_type", "")), **given)
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"the model's config.json: {refusal(error, content)}") from error
+        with foreign_code("transformers"):
+            found: Any = auto.for_model(str(content.get("model_type", "")), **given)
+    except ForeignCodeError as error:
+        raise ConfigError(f"the model's config.json: {refusal(error.error, content)}") from error
     text = found.get_text_config()
     return {**text.to_dict(), **{key: getattr(text, key, None) for key in CONTEXT_KEYS}}
 
@@ -138,7 +155,7 @@ def refusal(error: Exception, content: Mapping[str, Any]) -> str:
         return (
             f"transformers {version} knows no model_type {kind!r}: correct it, or install a newer one"
         )
-    return str(error).partition("\n")[0]
+    return " ".join(str(error).split())
 
 
 def _num_parameters(

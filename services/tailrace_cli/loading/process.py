@@ -5,11 +5,12 @@ what a service would find. A step that raises or calls `sys.exit` is a problem o
 """
 
 import asyncio
+import hashlib
 import importlib
 import os
 import re
-import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,15 @@ import msgspec
 import yaml
 
 from tailrace.chat import Renderer, TemplateError
-from tailrace.chat.model_files import UNREAD, model_folder, read_chat_model, read_model_card
+from tailrace.chat.model_files import (
+    UNREAD,
+    Vocabulary,
+    card_tokens,
+    check_same_tokens,
+    model_folder,
+    read_chat_model,
+    read_model_card,
+)
 from tailrace.config import SECTIONS, ConfigError
 from tailrace.data import Row, first_rows, prompt_messages
 from tailrace.data.rows import COMPLETED
@@ -36,7 +45,9 @@ from tailrace_agents.core.loops import AGENT_LOOPS, agent_loops
 from tailrace_cli.checkpoints import newest_checkpoint
 from tailrace_cli.cluster.permissions import SANDBOX_TOOLS
 from tailrace_cli.experiment import Experiment, decode
-from tailrace_cli.loading.facts import Begin, Begun, Loaded, MachineFacts, ModelFacts, PromptFacts, Step
+from tailrace_cli.loading.facts import Begin, Begun, Loaded, ModelFacts, PromptFacts, Step
+from tailrace_cli.loading.first_step import MAX_STEP_S, notes_of_first_step
+from tailrace_cli.loading.machine import machine_facts
 from tailrace_cli.loading.model_facts import counted_parameters, model_facts
 from tailrace_learner.adapters.model_source import (
     DEMONSTRATIONS_KEY,
@@ -47,15 +58,16 @@ from tailrace_learner.adapters.model_source import (
 )
 from tailrace_learner.adapters.trackers import tracker_makers
 from tailrace_protos.chat import ChatMessage, ToolSchema
+from tailrace_protos.episode import EnvTask
+from tailrace_protos.reward import ScoreItem
 from tailrace_protos.weights import ModelCard
 from tailrace_reward.adapters.components import check_component
+from tailrace_reward.adapters.judge import Judge
 
 _OTHER_TEMPLATE = "correct it, or put another chat_template.jinja beside the model"
 _NUM_ROWS = 32  # of a data set, from its start
 _NUM_DEMONSTRATIONS = 8
 _GREETING = (ChatMessage("user", "Hello."),)
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-_ACCELERATORS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 class Loader:
@@ -93,7 +105,7 @@ class Loader:
         name = run.pretrain if resumed is None else str(resumed)
         key = "pretrain" if resumed is None else "resume_from_checkpoint"
         folder = fetched_folder(name, key)
-        return name, _card_of(folder, key), folder if Path(name).expanduser().is_dir() else None
+        return name, _card_of(folder, key), folder if Path(os.path.expanduser(name)).is_dir() else None
 
     @cached_property
     def _renderer(self) -> Renderer | None:
@@ -113,8 +125,7 @@ class Loader:
     @cached_property
     def _facts(self) -> ModelFacts:
         name, card, _ = self._source
-        tokens = read_chat_model(card, {}).tokenizer.get_vocab().values()
-        return model_facts(name, card.config_json, num_tokens=max(tokens) + 1)
+        return model_facts(name, card.config_json, num_tokens=max(card_tokens(card).values()) + 1)
 
     def model(self, step: Step) -> Loaded:
         """Configuration, tokenizer, chat template and parsers; renders one prompt."""
@@ -146,7 +157,7 @@ class Loader:
         name, config_json = step.name, b""
         if name:
             try:
-                config_json = Path(name).expanduser().read_bytes()
+                config_json = Path(os.path.expanduser(name)).read_bytes()
             except OSError as error:
                 raise ConfigError(f"--model-config {name}: {error.strerror}") from error
         elif self._experiment.learner.from_scratch is None:
@@ -165,16 +176,13 @@ class Loader:
     def role(self, step: Step) -> Loaded:
         """Model of another role of the learner: it must read the policy's tokens."""
         folder = fetched_folder(step.name, step.key)
-        if model_folder(step.name, step.key) is not None:
-            counted_parameters(folder, step.key)
-        theirs = model_facts(step.name, (folder / "config.json").read_bytes()).vocab_size
-        ours = self._facts.vocab_size
-        if theirs and ours and theirs != ours:
-            raise ConfigError(
-                f"{step.key}: {step.name} has {theirs} tokens in its vocabulary, the policy {ours}: "
-                "use a model with the policy's tokenizer"
-            )
-        return Loaded()
+        is_local = model_folder(step.name, step.key) is not None
+        counted = counted_parameters(folder, step.key) if is_local else 0
+        theirs = _card_of(folder, step.key)
+        facts = model_facts(step.name, theirs.config_json)
+        ours = Vocabulary(card_tokens(self._source[1]), self._facts.vocab_size)
+        check_same_tokens(step.key, step.name, ours, Vocabulary(card_tokens(theirs), facts.vocab_size))
+        return Loaded(role_sizes={step.key.split(".")[1]: counted or facts.num_parameters})
 
     def warm_start(self, step: Step) -> Loaded:
         """Function of the demonstrations; reads its first rows."""
@@ -204,24 +212,27 @@ class Loader:
         return Loaded()
 
     def environment(self, step: Step) -> Loaded:
-        """Makes an environment and resets it once; measures its first observation."""
+        """Makes an environment, resets it, gives it an empty reply; measures its first observation."""
         entry = self._experiment.agents.custom_envs[step.name]
         handle = EnvHandle(made_env(entry, step.key))
         try:
             beginning = asyncio.run(handle.reset(0))
+            most_s = min(MAX_STEP_S, self._experiment.cluster.check_timeout_s / 4)
+            notes = tuple(notes_of_first_step(handle, step.key, most_s))
         finally:
             handle.close()
         num_tokens, place = 0, "the first observation"
         if self._renderer is not None:
             num_tokens = len(self._renderer.observation_ids(beginning.observation, first=True))
         facts = PromptFacts(tag=step.name, place=place, num_tokens=num_tokens)
-        return Loaded(prompt=facts, line=f"{step.name}: environment {entry.env_type}")
+        return Loaded(prompt=facts, notes=notes, line=f"{step.name}: environment {entry.env_type}")
 
     def dataset(self, step: Step) -> Loaded:
         """Reads the first rows of a data set, checks their loops and renders their prompts."""
         agents = self._experiment.agents
         rows = first_rows(agents.datasets[step.name], _NUM_ROWS, step.key)
         notes: tuple[str, ...] = ()
+        names: tuple[str, ...] = ()
         num_tokens, place = 0, rows[0].origin
         for row in rows:
             self._check_scorers(row)
@@ -229,10 +240,18 @@ class Loader:
             loops = {**agents.agent_loops, **AGENT_LOOPS}  # those of the user's are steps of their own
             for row in rows:
                 check_row(row, loops)
+            names = tuple(sorted({row.data["agent_name"] for row in rows}))
             notes = tuple(self._unserved(rows, step))
             num_tokens, place = max(self._lengths(rows), default=(0, place))
         num_rows = len(rows) if len(rows) < _NUM_ROWS else 0
-        facts = PromptFacts(tag=step.name, place=place, num_tokens=num_tokens, num_rows=num_rows)
+        facts = PromptFacts(
+            tag=step.name,
+            place=place,
+            num_tokens=num_tokens,
+            num_rows=num_rows,
+            loops=names,
+            digests=tuple(map(_digest, rows)),
+        )
         columns = ", ".join(sorted(rows[0].data.keys() - COMPLETED))
         return Loaded(prompt=facts, notes=notes, line=f"{step.name}: data set with columns {columns}")
 
@@ -252,14 +271,19 @@ class Loader:
             yield len(ids), row.origin
 
     def _check_scorers(self, row: Row) -> None:
-        """Raises `ConfigError` for a row without a scorer, or without a truth that it can read."""
+        """Raises `ConfigError` for a row that a scorer cannot read, or no judge can be asked about."""
         source = str(row.data.get("data_source") or "")
         for entry in self._experiment.reward.components:
-            if entry.kind != "scorer":
+            if entry.kind not in ("scorer", "judge"):
                 continue
             try:
-                with foreign_code("reading the truth"):
-                    check_truth(entry.scorer or scorer_for(source, entry.sources), row.data)
+                with foreign_code("reading the row"):
+                    name = entry.scorer or entry.kind
+                    if name == "scorer":
+                        name = scorer_for(source, entry.sources)
+                    check_truth(name, row.data)
+                    if name == "judge" and entry.judge is not None:
+                        Judge(entry.name, entry.judge, entry.timeout_s).prompt_for(_unplayed(row))
             except ForeignCodeError as error:
                 raise ConfigError(f"{row.origin}: reward {entry.name!r}: {error.error}") from error
 
@@ -306,18 +330,23 @@ class Loader:
 
     def machine(self, step: Step) -> Loaded:
         """Memory and GPUs; torch is asked only where a GPU may be."""
-        shm = Path("/dev/shm")
-        asks = bool(step.name) or any(map(os.path.exists, _ACCELERATORS))
-        return Loaded(
-            machine=MachineFacts(
-                host_bytes=_host_bytes(),
-                shm_bytes=shutil.disk_usage(shm).free if shm.is_dir() else 0,
-                gpu_bytes=_gpu_bytes() if asks else (),
-            )
-        )
+        return Loaded(machine=machine_facts(asks_torch=bool(step.name)))
 
 
 _KEY = re.compile(rf"(pretrain|resume_from_checkpoint|({'|'.join(('chat', *SECTIONS))})\.[^\s:]+)[: ]")
+
+
+def _unplayed(row: Row) -> ScoreItem:
+    """An episode of a row with an empty reply; every metric is 0."""
+    asked = prompt_messages(row.data) if "prompt" in row.data else ()
+    messages = (*asked, ChatMessage("assistant", ""))
+    return ScoreItem("", EnvTask("", 0, 0, row.data), messages, (), defaultdict(float))
+
+
+def _digest(row: Row) -> bytes:
+    """Short hash of a row's prompt, or of all of a row without one."""
+    content = msgspec.msgpack.encode(row.data.get("prompt") or row.data)
+    return hashlib.blake2b(content, digest_size=8).digest()
 
 
 def _resumed(experiment: Experiment) -> Path | None:
@@ -345,21 +374,6 @@ def _card_of(folder: Path, key: str) -> ModelCard:
     architecture: Any = importlib.import_module("tailrace_cli.loading.architecture")
     converted: ModelCard = architecture.converted_card(folder, key)
     return converted
-
-
-def _host_bytes() -> int:
-    """Memory that this process may use: the machine's, or the limit of its container."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = (Path(path).read_text().strip() for path in _CGROUP_LIMITS if Path(path).is_file())
-    return min([total, *(int(limit) for limit in limits if limit.isdigit())])
-
-
-def _gpu_bytes() -> tuple[int, ...]:
-    torch: Any = importlib.import_module("torch")
-    cuda = torch.cuda
-    if not cuda.is_available():
-        return ()
-    return tuple(cuda.get_device_properties(index).total_memory for index in range(cuda.device_count()))
 
 
 def main() -> int:

@@ -1,10 +1,13 @@
 """Curves of runs as data for the page's script: panels of metric keys, and values by step and time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tailrace_cli.summary import Row
+
+Column = list[float | None]
+_MAX_POINTS = 2000  # of a series
 
 
 @dataclass(frozen=True)
@@ -54,14 +57,14 @@ def curves(runs: Mapping[str, Sequence[Row]], panels: Sequence[Panel]) -> list[d
 
     Series of several runs are named after them.
     """
-    return [drawn for panel in panels if (drawn := _panel(panel, runs))["tables"]]
+    ordered = {run: _ordered(rows) for run, rows in runs.items()}
+    return [drawn for panel in panels if (drawn := _panel(panel, ordered))["tables"]]
 
 
-def _panel(panel: Panel, runs: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
+def _panel(panel: Panel, runs: Mapping[str, list[Row]]) -> dict[str, Any]:
     tables, labels = [], []
     for run, rows in runs.items():
-        ordered = _ordered(rows)
-        shown = _columns(panel, ordered)
+        ordered, shown = _thinned(rows, _columns(panel, rows))
         if shown:
             axes = [[_number(row, axis) for row in ordered] for axis in ("step", "time_s")]
             tables.append({"axes": axes, "values": list(shown.values())})
@@ -75,12 +78,32 @@ def _ordered(rows: Sequence[Row]) -> list[Row]:
     return [by_step[step] for step in sorted(by_step, key=lambda step: float(step or 0))]
 
 
-def _columns(panel: Panel, rows: Sequence[Row]) -> dict[str, list[float | None]]:
+def _columns(panel: Panel, rows: Sequence[Row]) -> dict[str, Column]:
     """Values of each series that has some."""
     columns = {label: [_number(row, key) for row in rows] for label, key in panel.keys.items()}
     return {
         label: values for label, values in columns.items() if any(value is not None for value in values)
     }
+
+
+def _thinned(rows: list[Row], columns: Mapping[str, Column]) -> tuple[list[Row], dict[str, Column]]:
+    """Rows [n] and columns [n] without what no picture shows: the page of a long run stays small."""
+    if len(rows) <= _MAX_POINTS:
+        return rows, dict(columns)
+    kept = sorted({place for values in columns.values() for place in _extremes(values)})
+    return [rows[place] for place in kept], {
+        label: [values[place] for place in kept] for label, values in columns.items()
+    }
+
+
+def _extremes(values: Column) -> Iterator[int]:
+    """Places of the least and the greatest value of every few neighbours, and of both ends."""
+    known = [(value, place) for place, value in enumerate(values) if value is not None]
+    width = -(-2 * len(known) // _MAX_POINTS)
+    for start in range(0, len(known), max(width, 1)):
+        some = known[start : start + width]
+        yield from (min(some)[1], max(some)[1])
+    yield from (place for _, place in (*known[:1], *known[-1:]))
 
 
 def _number(row: Row, key: str) -> float | None:

@@ -9,6 +9,7 @@ from tailrace_protos.event import (
     EpisodeSettled,
     EvaluationFinished,
     EventBody,
+    GroupClosed,
     GroupDropped,
     StepFinished,
     WeightsPublished,
@@ -21,6 +22,7 @@ _MARKS = (
     b'"step_finished"',
     b'"weights_published"',
     b'"group_dropped"',
+    b'"sent_to_learner":false',
 )
 
 
@@ -64,7 +66,9 @@ class RunDigest:
             case StepFinished(step=step, group_ids=group_ids):
                 for group_id in group_ids:
                     self._train(group_id, step)
-            case GroupDropped(group_id=group_id):
+            case (
+                GroupDropped(group_id=group_id) | GroupClosed(group_id=group_id, sent_to_learner=False)
+            ):
                 self._oldest.pop(group_id, None)
             case EvaluationFinished(step=step, evaluation_id=evaluation_id):
                 self.evaluations[step] = evaluation_id

@@ -93,7 +93,7 @@ class RunReport:
             evaluations=chosen_episodes(run.path, digest.evaluations),
             renders=_renders(run.renders_dir),
             launches=launches,
-            config=(run.path / "config.yaml").read_text(),
+            config=(run.path / "config.yaml").read_text(encoding="utf-8"),
         )
 
 
@@ -177,8 +177,7 @@ def _success(rows: Sequence[Row], key: str, name: str) -> Iterator[Tile]:
 
 
 def _best_player(run: RunFolder) -> Iterator[Tile]:
-    players = [(rate, name) for of_tag in run.baselines.values() for name, rate in of_tag.items()]
-    if players:
+    if players := run.players:
         rate, name = max(players)
         yield Tile("Best simple player", f"{rate:.3f}", name)
 
@@ -285,7 +284,11 @@ def _write(path: Path, template: str, **content: object) -> Path:
     """The file appears complete: a browser may reload it at any time."""
     page = _templates().get_template(template).render(written_unix_s=time.time(), **content)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.touch(0o600)  # it shows episodes and settings
-    part.write_text(page, encoding="utf-8")
-    part.replace(path)
+    try:
+        part.touch(0o600)  # it shows episodes and settings
+        part.write_text(page, encoding="utf-8", errors="replace")  # names of folders have any bytes
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
     return path

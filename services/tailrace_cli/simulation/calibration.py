@@ -11,17 +11,36 @@ import statistics
 from collections.abc import Iterable, Iterator
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import Meta
+from msgspec.structs import asdict
 
 from tailrace.config import ConfigError
+from tailrace_cli.simulation.reading import MOST_TOKENS, Tokens, decoded, text_of
+from tailrace_protos.base import UNREADABLE
 from tailrace_protos.control import ServerStatus
 
 MIN_INTERVALS = 8
 LEAST_COST_S = 1e-12
 COSTS = ("a_s", "c_s", "d_s", "e_s")
+_Cost = Annotated[float, Meta(ge=1e-15, le=1000)]  # seconds
+_Size = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+
+
+class _CostsFile(msgspec.Struct, forbid_unknown_fields=True):
+    """Fields of `EngineModel` that a file may give."""
+
+    a_s: _Cost | None = None
+    c_s: _Cost | None = None
+    d_s: _Cost | None = None
+    e_s: _Cost | None = None
+    restore_s: _Cost | None = None
+    kv_tokens: _Size | None = None
+    max_running: _Size | None = None
+    host_kv_tokens: Tokens | None = None
 
 
 class Interval(NamedTuple):
@@ -39,6 +58,15 @@ class Calibration(NamedTuple):
     median_error: float  # |fitted - measured| / measured seconds of an interval
 
 
+def read_costs(path: Path | None) -> dict[str, Any]:
+    """Reads the file of `--engine`; without one, nothing is given. Raises `ConfigError`."""
+    if path is None:
+        return {}
+    remedy = f"give a JSON object of {', '.join(_CostsFile.__struct_fields__)}"
+    found = decoded(text_of("--engine", path), _CostsFile, f"--engine {path}", remedy)
+    return {key: value for key, value in asdict(found).items() if value is not None}
+
+
 def read_reports(path: Path) -> list[ServerStatus]:
     """Reads `engines.jsonl`; a torn last line is left out. Raises `ConfigError`."""
     try:
@@ -49,7 +77,7 @@ def read_reports(path: Path) -> list[ServerStatus]:
         ) from error
     try:
         return [msgspec.json.decode(line, type=ServerStatus) for line in lines]
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{path} holds a line that is no report: {error}") from error
 
 

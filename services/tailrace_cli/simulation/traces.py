@@ -1,46 +1,84 @@
-"""Workloads from files: a run's events, TraceLab's replay format, groups of a benchmark, quantiles."""
+"""Workloads from files: a run's events, rounds of sessions, groups of a benchmark, quantiles."""
 
-import csv
-import json
 import math
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta, Struct
 
 from tailrace.config import ConfigError
 from tailrace_cli.event_log import log_of, read_events
+from tailrace_cli.simulation.reading import MOST_TOKENS, Seconds, Tokens, decoded, text_of
+from tailrace_cli.simulation.rounds import (
+    has_rounds,
+    plans_of_rounds,
+    rounds_of_csv,
+    rounds_of_lines,
+)
 from tailrace_cli.simulation.workload import NORMAL, EpisodePlan, TurnPlan, Workload, correlated
 from tailrace_protos.event import EpisodeSettled
 
-COLUMNS = ("session_id", "round_idx", "prefix_len", "input_len", "output_len", "tool_wait_after_ms")
 TAU_TOOL_S = 2.0  # median wait of a tool call; the trace has none
+_TOOL_CALLED = 1.0  # stands for it there
+
+_Quantiles = Annotated[list[Annotated[float, Meta(ge=0, le=MOST_TOKENS)]], Meta(min_length=1)]
+
+
+class _Episode(Struct):
+    task: int
+    turns: Annotated[list[tuple[Tokens, Tokens, Seconds]], Meta(min_length=1)]  # new, sampled, wait
+
+
+class _Json(Struct):
+    """A file of groups or of quantiles."""
+
+    episodes: Annotated[list[_Episode], Meta(min_length=1)] | None = None
+    output_tokens_quantiles: _Quantiles | None = None
+    input_tokens_quantiles: _Quantiles | None = None
 
 
 def load_trace(path: Path, scale: float = 1.0) -> Workload:
     """Read a workload; `scale` multiplies its tokens. Raises `ConfigError` for what it cannot read."""
-    if path.is_dir() or path.suffix == ".jsonl":
+    if path.is_dir():
         return _of_run(path, scale)
     if not path.is_file():
         raise ConfigError(
-            f"--trace {path}: there is no such file; give a run's directory, a .csv or a .json file"
+            f"--trace {path}: there is no such file; give a run's directory, or a .csv, .jsonl or "
+            ".json file"
         )
-    if path.suffix == ".csv":
-        sessions = _sessions(path, scale)
-        return _of_groups(path.stem, [[plan] for plan in sessions])
-    if path.suffix != ".json":
-        raise ConfigError(f"--trace {path}: must be a .csv file (replay format) or a .json file")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if "output_tokens_quantiles" in content:
-            return _quantiles(path.stem, content, scale)
-        if "episodes" in content:
-            return _of_groups(path.stem, _tasks(content, scale))
-    except (ValueError, TypeError, LookupError) as error:
-        raise ConfigError(
-            f"--trace {path}: {error!r}; give a file in the form of benchmarks/scheduling/traces"
-        ) from None
+    unpacked = Path(path.name.removesuffix(".gz"))
+    match unpacked.suffix:
+        case ".csv":
+            return _of_plans(unpacked.stem, path, plans_of_rounds(rounds_of_csv(path), scale))
+        case ".jsonl" if path.name != "events.jsonl" and has_rounds(path):
+            return _of_plans(unpacked.stem, path, plans_of_rounds(rounds_of_lines(path), scale))
+        case ".jsonl" if path == path.with_name(unpacked.name):
+            return _of_run(path, scale)
+        case ".json":
+            return _of_json(unpacked.stem, path, scale)
+    raise ConfigError(
+        f"--trace {path}: is no trace; give a .csv, .jsonl or .json file, plain or as .gz, in a form "
+        "of docs/sizing.md, or the directory of a run"
+    )
+
+
+def _of_plans(name: str, path: Path, plans: list[EpisodePlan]) -> Workload:
+    if not plans:
+        raise ConfigError(f"--trace {path}: holds no round; give at least one")
+    return _of_groups(name, [[plan] for plan in plans])
+
+
+def _of_json(name: str, path: Path, scale: float) -> Workload:
+    remedy = "give a file in the form of benchmarks/scheduling/traces"
+    content = decoded(text_of("--trace", path), _Json, f"--trace {path}", remedy)
+    if content.output_tokens_quantiles is not None:
+        inputs = content.input_tokens_quantiles or [512.0]
+        return _quantiles(name, content.output_tokens_quantiles, inputs, scale)
+    if content.episodes is not None:
+        return _of_groups(name, _tasks(content.episodes, scale), draws_waits=True)
     raise ConfigError(f"--trace {path}: needs the key `episodes` or `output_tokens_quantiles`")
 
 
@@ -72,59 +110,33 @@ def _in_parts(tokens: float, count: int) -> list[int]:
     return [end - begin for begin, end in pairwise(ends)]
 
 
-def _sessions(path: Path, scale: float) -> list[EpisodePlan]:
-    rounds: dict[str, list[dict[str, str]]] = defaultdict(list)
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        missing = [one for one in COLUMNS if one not in (reader.fieldnames or ())]
-        if missing:
-            raise ConfigError(f"--trace {path}: lacks the columns {', '.join(missing)}")
-        for line, row in enumerate(reader, start=2):
-            try:
-                [int(row[one]) for one in COLUMNS[1:5]], float(row["tool_wait_after_ms"])
-            except (TypeError, ValueError) as error:
-                raise ConfigError(f"--trace {path}, line {line}: {error}; give numbers") from None
-            rounds[row["session_id"]].append(row)
-    if not rounds:
-        raise ConfigError(f"--trace {path}: holds no round; give at least one")
-    return [_plan(rows, scale) for rows in rounds.values()]
-
-
-def _plan(rows: list[dict[str, str]], scale: float) -> EpisodePlan:
-    rows.sort(key=lambda row: int(row["round_idx"]))
-    turns = [
-        TurnPlan(
-            max(int(scale * (int(row["input_len"]) + (int(row["prefix_len"]) if not turn else 0))), 1),
-            max(int(scale * int(row["output_len"])), 1),
-            float(row["tool_wait_after_ms"]) / 1000,
-        )
-        for turn, row in enumerate(rows)
-    ]
-    return (*turns[:-1], turns[-1]._replace(tool_s=0.0))
-
-
-def _tasks(
-    content: dict[str, list[dict[str, list[list[int]]]]], scale: float
-) -> list[list[EpisodePlan]]:
+def _tasks(episodes: list[_Episode], scale: float) -> list[list[EpisodePlan]]:
     tasks: dict[int, list[EpisodePlan]] = defaultdict(list)
-    for episode in content["episodes"]:
+    for episode in episodes:
         turns = [
-            TurnPlan(max(int(scale * new), 1), max(int(scale * out), 1), float(tool))
-            for new, out, tool in episode["turns"]
+            TurnPlan(max(int(scale * new), 1), max(int(scale * out), 1), tool_s)
+            for new, out, tool_s in episode.turns
         ]
         turns[-1] = turns[-1]._replace(tool_s=0.0)
-        tasks[int(episode["task"])].append(tuple(turns))  # type: ignore[call-overload]
+        tasks[episode.task].append(tuple(turns))
     return list(tasks.values())
 
 
-def _of_groups(name: str, groups: list[list[EpisodePlan]]) -> Workload:
-    """Draw a recorded group and its members with replacement; waits of 1 s stand for a tool call."""
+def _of_groups(name: str, groups: list[list[EpisodePlan]], *, draws_waits: bool = False) -> Workload:
+    """Draw a recorded group and its members with replacement.
+
+    With `draws_waits`, waits of 1 s stand for a tool call.
+    """
     plans = [plan for group in groups for plan in group]
     longest = max(sum(one.input_tokens + one.output_tokens for one in plan) for plan in plans)
 
     def draw(rng: np.random.Generator, members: int) -> list[EpisodePlan]:
         group = groups[int(rng.integers(len(groups)))]
-        return [_with_waits(rng, group[int(rng.integers(len(group)))]) for _ in range(members)]
+        return [member(rng, group) for _ in range(members)]
+
+    def member(rng: np.random.Generator, group: list[EpisodePlan]) -> EpisodePlan:
+        plan = group[int(rng.integers(len(group)))]
+        return _with_waits(rng, plan) if draws_waits else plan
 
     return Workload(name, longest, draw)
 
@@ -132,15 +144,15 @@ def _of_groups(name: str, groups: list[list[EpisodePlan]]) -> Workload:
 def _with_waits(rng: np.random.Generator, plan: EpisodePlan) -> EpisodePlan:
     return tuple(
         turn._replace(tool_s=TAU_TOOL_S * math.exp(1.2 * rng.standard_normal()))
-        if turn.tool_s == 1.0
+        if turn.tool_s == _TOOL_CALLED
         else turn
         for turn in plan
     )
 
 
-def _quantiles(name: str, content: dict[str, list[int]], scale: float) -> Workload:
-    lengths = np.maximum(scale * np.array(content["output_tokens_quantiles"]), 1)
-    prompt = max(int(scale * np.median(content.get("input_tokens_quantiles", [512]))), 1)
+def _quantiles(name: str, outputs: list[float], inputs: list[float], scale: float) -> Workload:
+    lengths = np.maximum(scale * np.array(sorted(outputs)), 1)
+    prompt = max(int(scale * np.median(inputs)), 1)
 
     def draw(rng: np.random.Generator, members: int) -> list[EpisodePlan]:
         ranks = [NORMAL.cdf(one) * (len(lengths) - 1) for one in correlated(rng, members)]

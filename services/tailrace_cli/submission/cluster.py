@@ -137,14 +137,15 @@ class Cluster:
         return [pod for pod in pods if pod.component.startswith(component)]
 
     def run_state(self, release: str) -> str:
-        """State of the run's Job: running, finished or failed; `not started` without one."""
+        """State of the run's newest Job: running, finished or failed; `not started` without one."""
         selector = f"app.kubernetes.io/instance={release},app.kubernetes.io/component=run"
         call = self._client.BatchV1Api(self._api).list_namespaced_job
         jobs = self._asked(call, self.namespace, label_selector=selector).items
         if not jobs:
             return "not started"
         ends = {"Complete": "finished", "Failed": "failed"}
-        conditions = jobs[-1].status.conditions if jobs[-1].status else None
+        newest = max(jobs, key=lambda job: str(job.metadata.creation_timestamp or ""))
+        conditions = newest.status.conditions if newest.status else None
         held = [each.type for each in conditions or () if each.status == "True"]
         return next((ends[each] for each in held if each in ends), "running")
 

@@ -5,6 +5,7 @@ standing release's values but those about servers; values files of the user win 
 """
 
 import copy
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,10 +23,10 @@ _REMOTE = re.compile(r"^[a-z0-9+]+://")
 def release_name(run: str, given: str = "") -> str:
     """Name of the release of a run: `given`, or the run's name as DNS has it."""
     name = given or re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
-    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", name) or len(name) > _MAX_NAME:
+    if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) or len(name) > _MAX_NAME:
         raise ConfigError(
-            f"{name!r} is no name of a release (a-z, 0-9 and -, at most {_MAX_NAME}): give one with "
-            "--name"
+            f"{name!r} is no name of a release (a letter first, then a-z, 0-9 and -, at most "
+            f"{_MAX_NAME}): give one with --name"
         )
     return name
 
@@ -96,7 +97,7 @@ def check_paths(experiment: Mapping[str, Any]) -> None:
     for key, name in _paths(experiment):
         if _REMOTE.match(name) or name.startswith("/"):
             continue
-        if Path(name).expanduser().exists():
+        if Path(os.path.expanduser(name)).exists():
             raise ConfigError(
                 f"{key}: {name} is on this machine: give a path in a volume of the pods (/models/...), "
                 "a name of the hub, or the URL of an object store"

@@ -11,6 +11,7 @@ from tailrace_cli.experiment import Experiment
 from tailrace_inference.adapters.local_policy import LocalPolicy
 from tailrace_inference.engine.checkpoint import CheckpointError, engine_from_checkpoint
 from tailrace_inference.engine.driver import EngineDriver
+from tailrace_inference.ports import EngineRefusalError
 from tailrace_protos.weights import ModelCard
 
 
@@ -29,6 +30,6 @@ def load_model(experiment: Experiment, folder: Path, card: ModelCard) -> LocalMo
     try:
         renderer = Renderer.from_model_card(card, experiment.run.chat)
         engine = engine_from_checkpoint(folder, experiment.inference)
-    except (CheckpointError, TemplateError) as error:
+    except (CheckpointError, EngineRefusalError, TemplateError) as error:
         raise ConfigError(str(error)) from error
     return LocalModel(folder, renderer, LocalPolicy(EngineDriver(engine, in_thread=False)))

@@ -17,6 +17,7 @@ from tailrace.policy.activity import Stages
 from tailrace.sdk.tool import AnyTool
 from tailrace.sdk.workflow import Workflow, load_workflow
 from tailrace.tools import LocalTools
+from tailrace.tools.running import Threads
 from tailrace_agents.adapters.player_factory import PlayerFactory, WorkflowStage
 from tailrace_agents.adapters.workflow_inline import InlineRunner
 from tailrace_agents.config import WorkflowArgs
@@ -100,12 +101,16 @@ class Stage:
 
 
 class InProcessFunction:
-    """`Component` of a function without a process of its own: plain functions run in threads."""
+    """`Component` of a function without a process of its own: plain functions run in threads.
+
+    One that never returns does not keep the command from ending.
+    """
 
     def __init__(self, function: str, timeout_s: float, args: Mapping[str, Any]) -> None:
         self._function = function
         self._timeout_s = timeout_s
         self._args = args
+        self._threads = Threads()
 
     async def score(self, item: ScoreItem) -> float:
         """See `Component`."""
@@ -113,10 +118,13 @@ class InProcessFunction:
         arguments = (item.task, item.messages, item.metrics)
         try:
             async with asyncio.timeout(self._timeout_s):
-                with foreign_code(self._function):
-                    if inspect.iscoroutinefunction(function):
+                if inspect.iscoroutinefunction(function):
+                    with foreign_code(self._function):
                         return float(await function(*arguments, **self._args))
-                    return float(await asyncio.to_thread(function, *arguments, **self._args))
+                scored = self._threads.run(
+                    self._function, lambda: float(function(*arguments, **self._args))
+                )
+                return float(await scored)
         except TimeoutError as error:
             reason = f"took longer than {self._timeout_s:g} s"
             raise ComponentFailedError(self._function, reason) from error

@@ -4,6 +4,7 @@ Invariants: the workflow gets the endpoint's bytes unchanged; the endpoint's key
 """
 
 import json
+from asyncio import Event
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from tailrace.proxy import proxy_for
 from tailrace_agents.core.workflow_player import SessionFailedError
 from tailrace_cli.terminal.screen import Screen
 from tailrace_cli.terminal.wire import (
@@ -24,6 +26,7 @@ from tailrace_protos.chat import ChatMessage
 from tailrace_protos.session import ExportSession, OpenSession, SessionExport, SessionOpened
 
 _MAX_BODY_BYTES = 64 << 20
+_SHUTDOWN_S = 1.0  # until calls that nobody waits for are given up
 _CHAT = "chat/completions"
 _CALLS = (_CHAT, "completions", "responses", "messages")
 
@@ -37,9 +40,12 @@ class Relay:
         self._screen = screen
         self._conversation: list[ChatMessage] = []
         self._completion_ids: list[str] = []  # of every call
+        self._num_in_flight = 0
+        self._is_idle = Event()
+        self._is_idle.set()
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
-        app.router.add_route("*", "/v1/{path:.*}", self._pass_on)
-        self._runner = web.AppRunner(app, access_log=None)
+        app.router.add_route("*", "/v1/{path:.*}", self._serve)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
 
     async def __aenter__(self) -> "Relay":
         self._session = aiohttp.ClientSession(
@@ -56,15 +62,19 @@ class Relay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._session.close()
         await self._runner.cleanup()
+        await self._session.close()
 
     async def open(self, request: OpenSession, *, anew: bool) -> SessionOpened:
         """See `EpisodeSessions`."""
         return SessionOpened(request.episode_id, self.base_url, "terminal")
 
     async def export(self, request: ExportSession) -> SessionExport:
-        """See `EpisodeSessions`; there are no rows, since the tokens are not known."""
+        """See `EpisodeSessions`; there are no rows, since the tokens are not known.
+
+        A workflow may end before the relay has read the last answer to its end: it waits for that.
+        """
+        await self._is_idle.wait()
         last = self._completion_ids[-1] if self._completion_ids else ""
         rewards = {(name or last): reward for name, reward in request.rewards.items()}
         for name in rewards:
@@ -79,8 +89,18 @@ class Relay:
     def close(self, opened: SessionOpened) -> None:
         """See `EpisodeSessions`."""
 
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        self._num_in_flight += 1
+        self._is_idle.clear()
+        try:
+            return await self._pass_on(request)
+        finally:
+            self._num_in_flight -= 1
+            if not self._num_in_flight:
+                self._is_idle.set()
+
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
-        path, body = request.match_info["path"], await request.read()
+        path, body = request.match_info["path"].rstrip("/"), await request.read()
         asked = read_object(body)
         if asked:
             asked["model"] = self._endpoint.model
@@ -90,7 +110,9 @@ class Relay:
         headers = {"Authorization": f"Bearer {key}", "x-api-key": key, "Accept-Encoding": "identity"}
         headers["Content-Type"] = request.headers.get("Content-Type", "application/json")
         try:
-            async with self._session.request(request.method, url, data=body, headers=headers) as answer:
+            async with self._session.request(
+                request.method, url, data=body, headers=headers, proxy=proxy_for(url)
+            ) as answer:
                 return await self._answer(request, path, asked, answer)
         except (aiohttp.ClientError, TimeoutError) as error:
             reason = f"{url}: {type(error).__name__}: {error}"
@@ -102,11 +124,16 @@ class Relay:
     ) -> web.StreamResponse:
         response = web.StreamResponse(status=answer.status)
         response.content_type = answer.content_type
-        await response.prepare(request)
-        pieces = []
-        async for piece in answer.content.iter_any():
-            pieces.append(piece)
-            await response.write(piece)
+        pieces: list[bytes] = []
+        try:
+            await response.prepare(request)
+            async for piece in answer.content.iter_any():
+                pieces.append(piece)
+                await response.write(piece)
+            await response.write_eof()
+        except ConnectionResetError:  # the workflow has left: its call counts, a stream goes no further
+            if answer.content_type != "text/event-stream":
+                pieces.append(await answer.read())
         is_call = path in _CALLS and answer.status == 200
         told = read_answer(b"".join(pieces)) if is_call else {}
         if told.get("id") or told.get("choices"):
@@ -117,7 +144,6 @@ class Relay:
             self._screen.line(
                 f"{request.method} {path}: {answer.status}, {sum(map(len, pieces))} bytes"
             )
-        await response.write_eof()
         return response
 
     def _show(self, asked: Mapping[str, Any], told: Mapping[str, Any]) -> None:

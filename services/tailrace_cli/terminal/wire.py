@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
+from tailrace.proxy import proxy_for
 from tailrace_agents.core.episode import EpisodeInfraError
 from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 
@@ -32,14 +33,14 @@ class Endpoint(NamedTuple):
                 aiohttp.ClientSession(
                     headers=headers, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)
                 ) as session,
-                session.post(url, json={"model": self.model, **body}) as response,
+                session.post(url, json={"model": self.model, **body}, proxy=proxy_for(url)) as response,
             ):
                 if response.status != 200:
                     text = (await response.text())[:500]
                     raise EndpointFailedError(f"{url} answered {response.status}: {text}")
                 answer: dict[str, Any] = await response.json()
                 return answer
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: not JSON
             raise EndpointFailedError(f"{url}: {type(error).__name__}: {error}") from error
 
 
@@ -85,7 +86,7 @@ def _joined(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     deltas = [chunk.get("delta") or {} for chunk in chunks]
     texts = {
         key: "".join(delta.get(key) or "" for delta in deltas)
-        for key in ("content", "reasoning_content")
+        for key in ("content", "reasoning_content", "reasoning")
     }
     reasons = [chunk["finish_reason"] for chunk in chunks if chunk.get("finish_reason")]
     message = {"role": "assistant", **texts, "tool_calls": _joined_calls(deltas)}

@@ -8,6 +8,7 @@ class Cause(enum.Enum):
     """A kind of time on the path."""
 
     START = "start"
+    ROOM = "room"
     QUEUE = "queue"
     LOST = "lost attempts"
     PREFILL = "prefill"
@@ -37,6 +38,16 @@ REMEDIES: dict[Cause, Remedy] = {
         "services start, the model is loaded, the warm start trains",
         ("learner.warm_start",),
         "fewer steps of the warm start; the rest is paid once per start",
+    ),
+    Cause.ROOM: Remedy(
+        "an episode waited for a server with room for its context",
+        (
+            "cluster.num_inference_servers",
+            "inference.kv_cache_tokens",
+            "inference.gpu_memory_utilization",
+            "max_staleness",
+        ),
+        "more servers, or a larger KV cache on each; a smaller staleness keeps fewer groups in flight",
     ),
     Cause.QUEUE: Remedy(
         "an episode waited for an agents worker",

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from tailrace_cli.why.causes import Cause
 from tailrace_cli.why.timeline import Timeline
-from tailrace_protos.episode import Outcome
 from tailrace_protos.event import EpisodeSettled, StepFinished
 
 _AT_ONCE_S = 0.5  # within which an admission follows what it waited for
@@ -98,15 +97,13 @@ def _groups(timeline: Timeline, group_id: str, closed: float) -> Generator[PathP
 def _group(timeline: Timeline, group_id: str, closed: float) -> Generator[PathPart, None, float]:
     """Yields the parts of a group from its closing on; returns the time of its admission."""
     begin = min(timeline.admitted.get(group_id, closed), closed)
-    members = timeline.members.get(group_id, ())
-    if any(member.phase == "eval" for member in members):
+    slowest = timeline.slowest.get(group_id)
+    if group_id in timeline.evaluated:
         yield PathPart(Cause.EVALUATION, closed - begin, group_id)
         return begin
-    played = [m for m in members if m.outcome is not Outcome.CANCELLED]
-    if not played:
+    if slowest is None:
         yield PathPart(Cause.GROUP, closed - begin, group_id)
         return begin
-    slowest = max(played, key=lambda member: member.finished_unix_s)
     ended = min(max(slowest.finished_unix_s, begin), closed)
     yield PathPart(Cause.GROUP, closed - ended, group_id)
     yield from _episode(timeline, slowest, begin, ended)
@@ -139,7 +136,9 @@ def _episode(
         left -= shrink * seconds
     yield PathPart(Cause.OUTSIDE if stages.prefill_s is None else Cause.TOOLS, left, place)
     again = min(max(timeline.redelivered.get(place, admitted), admitted), started)
-    yield PathPart(Cause.QUEUE, started - again, place)
+    room = min(max(stages.room_s, 0.0), started - again)
+    yield PathPart(Cause.QUEUE, started - again - room, place)
+    yield PathPart(Cause.ROOM, room, place)
     yield PathPart(Cause.LOST, again - admitted, place)
 
 

@@ -5,12 +5,14 @@ in which the run was stopped.
 """
 
 import math
-from bisect import bisect_left
-from collections.abc import Iterable
+import sys
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from tailrace_protos.episode import Outcome
 from tailrace_protos.event import (
     EpisodeRedelivered,
     EpisodeSettled,
@@ -28,7 +30,8 @@ from tailrace_protos.event import (
 
 @dataclass
 class Timeline:
-    """A run's events. `applied` holds a time of every server that began to serve the version."""
+    """A run's events, without what no path needs. `applied` holds a time of every server that began to
+    serve the version."""
 
     began: float = 0.0
     ended: float = 0.0
@@ -37,12 +40,15 @@ class Timeline:
     admitted: dict[str, float] = field(default_factory=dict)  # by group
     closed: dict[str, float] = field(default_factory=dict)  # by group
     closings: list[tuple[float, str]] = field(default_factory=list)  # the same by time
-    members: dict[str, list[EpisodeSettled]] = field(default_factory=dict)  # by group
-    episodes: dict[str, EpisodeSettled] = field(default_factory=dict)
+    slowest: dict[str, EpisodeSettled] = field(default_factory=dict)  # that was played, by group
+    evaluated: set[str] = field(default_factory=set)  # groups of evaluations
+    episodes: dict[str, EpisodeSettled] = field(default_factory=dict)  # those that were wanted
+    num_episodes: int = 0
+    first_episode: str = ""
     redelivered: dict[str, float] = field(default_factory=dict)  # newest time, by episode
     applied: dict[int, list[float]] = field(default_factory=dict)  # by policy version
     evaluations: list[tuple[float, float]] = field(default_factory=list)  # begin and end
-    steps: list[StepFinished] = field(default_factory=list)  # in the order of their ends
+    steps: list[StepFinished] = field(default_factory=list)  # by their ends, without metrics
 
     def newest_application(self, policy_version: int, unix_s: float) -> float:
         """Newest time up to `unix_s` at which a server began to serve a version; or minus infinity."""
@@ -59,8 +65,15 @@ class Timeline:
         return sum(max(0.0, min(end, b) - max(begin, a)) for a, b in self.evaluations)
 
 
-def timeline_of(events: Iterable[Event]) -> Timeline:
-    """Sorts the events of a run; without events both ends are 0."""
+def _any(_episode_id: str) -> bool:
+    return True
+
+
+def timeline_of(events: Iterable[Event], is_wanted: Callable[[str], bool] = _any) -> Timeline:
+    """Sorts the events of a run; without events both ends are 0.
+
+    `is_wanted` chooses the episodes to keep by their ids: a long run has millions.
+    """
     found, stops = Timeline(), _Stops()
     evaluation_began: float | None = None
     for event in events:
@@ -68,7 +81,7 @@ def timeline_of(events: Iterable[Event]) -> Timeline:
         now, body = stops.without(event.unix_s), stops.timed_without(event.body)
         found.began = min(found.began or now, now)
         found.ended = max(found.ended, now)
-        _sort_in(found, body, now)
+        _sort_in(found, body, now, is_wanted)
         if isinstance(event.body, EvaluationStarted):
             evaluation_began = now
         elif isinstance(event.body, EvaluationFinished) and evaluation_began is not None:
@@ -84,48 +97,67 @@ class _Stops:
     """Times between the last event of a scheduler and the start of the next one."""
 
     def __init__(self) -> None:
-        self._spans: list[tuple[float, float]] = []
+        self._begins: list[float] = []
+        self._ends: list[float] = []
+        self._seconds: list[float] = [0.0]  # of the first stops: of none, of one, ...
         self._newest: float | None = None  # time of the newest event so far
 
     @property
     def seconds(self) -> float:
         """Length of all of them."""
-        return sum(end - begin for begin, end in self._spans)
+        return self._seconds[-1]
 
     def note(self, event: Event) -> None:
         """Take note of the next event of the log."""
         newest = event.unix_s if self._newest is None else self._newest
         if isinstance(event.body, RunStarted) and event.unix_s > newest:
-            self._spans.append((newest, event.unix_s))
+            self._begins.append(newest)
+            self._ends.append(event.unix_s)
+            self._seconds.append(self.seconds + event.unix_s - newest)
         self._newest = max(newest, event.unix_s)
 
     def without(self, unix_s: float) -> float:
         """A time less the stops before it."""
-        return unix_s - sum(max(0.0, min(unix_s, end) - begin) for begin, end in self._spans)
+        over = bisect_right(self._ends, unix_s)
+        of_next = max(0.0, unix_s - self._begins[over]) if over < len(self._begins) else 0.0
+        return unix_s - self._seconds[over] - of_next
 
     def timed_without(self, body: EventBody) -> EventBody:
         """An event whose own times lack the stops before them."""
-        if not self._spans or not isinstance(body, EpisodeSettled | StepFinished):
+        if not self._begins or not isinstance(body, EpisodeSettled | StepFinished):
             return body
         begin, end = self.without(body.started_unix_s), self.without(body.finished_unix_s)
         return replace(body, started_unix_s=begin, finished_unix_s=end)
 
 
-def _sort_in(found: Timeline, body: EventBody, now: float) -> None:
+def _sort_in(found: Timeline, body: EventBody, now: float, is_wanted: Callable[[str], bool]) -> None:
     """Add an event of a group, an episode, a step or a server."""
     match body:
         case GroupAdmitted():
-            found.admitted.setdefault(body.group_id, now)
+            found.admitted.setdefault(sys.intern(body.group_id), now)
         case EpisodeRedelivered():
             found.redelivered[body.episode_id] = now
         case EpisodeSettled():
-            found.episodes[body.episode_id] = body
-            found.members.setdefault(body.group_id, []).append(body)
+            _settle(found, body)
+            if is_wanted(body.episode_id):
+                found.episodes[body.episode_id] = body
         case GroupClosed():
-            found.closed[body.group_id] = now
+            found.closed[sys.intern(body.group_id)] = now
         case StepFinished():
-            found.steps.append(body)
+            group_ids = tuple(map(sys.intern, body.group_ids))
+            found.steps.append(replace(body, group_ids=group_ids, metrics={}))
         case RunStarted():
             found.starts.append(now)
         case ServerWeightsApplied():
             found.applied.setdefault(body.policy_version, []).append(now)
+
+
+def _settle(found: Timeline, body: EpisodeSettled) -> None:
+    found.num_episodes += 1
+    found.first_episode = found.first_episode or body.episode_id
+    if body.phase == "eval":
+        found.evaluated.add(sys.intern(body.group_id))
+    elif body.outcome is not Outcome.CANCELLED:
+        slowest = found.slowest.get(body.group_id)
+        if slowest is None or body.finished_unix_s > slowest.finished_unix_s:
+            found.slowest[sys.intern(body.group_id)] = body

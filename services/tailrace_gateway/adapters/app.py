@@ -17,7 +17,13 @@ from starlette.types import Receive, Scope, Send
 from tailrace.runtime.guard import Failure, Guard
 from tailrace_gateway import metrics
 from tailrace_gateway.adapters.exchange import ADMIN, Exchange
-from tailrace_gateway.core.errors import ApiError, InternalError, NotFoundError, UnauthorizedError
+from tailrace_gateway.core.errors import (
+    ApiError,
+    InternalError,
+    MethodError,
+    NotFoundError,
+    UnauthorizedError,
+)
 from tailrace_gateway.core.sessions import Sessions
 
 EPISODES = "/v1/episodes"
@@ -109,10 +115,6 @@ class HttpRoute(NamedTuple):
     is_open: bool = False  # needs no key
 
 
-class MethodError(ApiError, status=405, code="method_not_allowed"):
-    """The path exists, but not with this method."""
-
-
 class RouteTable:
     """All routes of an application."""
 
@@ -124,18 +126,21 @@ class RouteTable:
         ]
 
     def find(self, exchange: Exchange) -> HttpRoute:
-        """Return a request's route and set its `params`; raise `MethodError` or `NotFoundError`."""
-        method, path = exchange.method, exchange.path
+        """Return a request's route and set its `params`; raise `MethodError` or `NotFoundError`.
+
+        `HEAD` is a `GET` whose body the server leaves out.
+        """
+        method, path = "GET" if exchange.method == "HEAD" else exchange.method, exchange.path
         route = self._fixed.get((method, path))
         if route is not None:
             return route
-        is_known = any(known == path for _, known in self._fixed)
+        allowed = [known for known, fixed in self._fixed if fixed == path]
         for pattern, route in self._patterns:
             if found := pattern.match(path):
                 if route.method == method:
                     exchange.params = found.groupdict()
                     return route
-                is_known = True
-        if is_known:
-            raise MethodError(f"{exchange.method} is not for {path}")
+                allowed.append(route.method)
+        if allowed:
+            raise MethodError(method, path, allowed)
         raise NotFoundError(f"there is no {path} here")

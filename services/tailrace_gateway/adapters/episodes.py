@@ -31,7 +31,7 @@ from tailrace_gateway.core.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from tailrace_gateway.core.exports import finite
+from tailrace_gateway.core.exports import checked_reward
 from tailrace_gateway.core.gateway import Gateway
 from tailrace_gateway.core.sessions import key_hash
 from tailrace_gateway.core.trajectories import RowBody, TrajectoryReader
@@ -195,7 +195,10 @@ class EpisodeRoutes:
         body = read_body(await exchange.body(), TrajectoryBody)
         if body.rewards or body.reward is None:
             raise BadRequestError("reward: rows need the episode's reward, one number", param="reward")
-        result = _result(body, {"": finite(body.reward)})
+        if not Outcome(body.outcome).is_valid:
+            reason = f"outcome: rows of an episode with outcome {body.outcome!r} are not trained"
+            raise BadRequestError(f"{reason}: send it to .../reward, without them", param="outcome")
+        result = _result(body, {"": checked_reward(body.reward)})
         rows, messages = self.reader.read(body.rows, body.reward)
         result = msgspec.structs.replace(result, rows=rows, messages=messages)
         await self._settle(exchange, episode_id, result)
@@ -213,8 +216,8 @@ class EpisodeRoutes:
                 raise NotFoundError(f"there is no call {completion_id!r} in episode {episode_id!r}")
 
     async def _settle(self, exchange: Exchange, episode_id: str, result: OutsideResult) -> None:
-        own_key = "" if exchange.caller == ADMIN else key_hash(exchange.key)
-        answer = await self.episodes.settle(episode_id, result, own_key)
+        own_key = "" if exchange.caller == ADMIN else exchange.key
+        answer = await self.episodes.settle(episode_id, result, key_hash(own_key) if own_key else "")
         if answer == "unknown":
             raise _unknown(episode_id)
         if answer == "lost":  # since this request began
@@ -226,6 +229,7 @@ class EpisodeRoutes:
             found = await self.episodes.state(episode_id)
             reason = f"episode {episode_id!r} is over: {found.outcome if found else 'it has expired'}"
             raise SessionOverError(reason, code="episode_over")
+        await self.handler.end_calls(episode_id, own_key)  # what comes later has no part in the reward
         repeated = answer == "same"
         state = {"episode_id": episode_id, "state": "rewarded", "is_repeated": repeated}
         await exchange.send_json(state)
@@ -263,12 +267,11 @@ def _rewards(body: EndBody) -> dict[str, float]:
         given[""] = body.reward
     if not given and body.outcome == "ok":
         raise BadRequestError("reward: a number, or rewards by completion id", param="reward")
-    return {name: finite(value) for name, value in (given or {"": 0.0}).items()}
+    return {name: checked_reward(value) for name, value in (given or {"": 0.0}).items()}
 
 
 def _result(body: EndBody, rewards: dict[str, float]) -> OutsideResult:
-    metrics = {name: finite(value) for name, value in body.metrics.items()}
-    return OutsideResult(Outcome(body.outcome), body.reason, rewards, metrics)
+    return OutsideResult(Outcome(body.outcome), body.reason, rewards, body.metrics)
 
 
 def _lost() -> UnauthorizedError:

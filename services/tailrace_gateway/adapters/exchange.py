@@ -12,7 +12,9 @@ from tailrace_gateway.core.errors import (
     ApiError,
     BadRequestError,
     ForbiddenError,
+    MethodError,
     TooLargeError,
+    UnsupportedError,
 )
 from tailrace_gateway.core.openai_answers import openai_error
 from tailrace_gateway.core.sse import to_json
@@ -23,6 +25,7 @@ _EVENTS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+_PLAIN = "identity"  # HTTP's name of the content coding that changes nothing
 ADMIN = ""  # session id of a caller that has the admin key
 
 
@@ -31,7 +34,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
         self.method: str = scope["method"]
-        self.path: str = scope["path"]
+        self.path: str = scope["path"].rstrip("/") or "/"  # clients add slashes at will
         self.route = "none"  # the path pattern of the route, once found
         self.params: dict[str, str] = {}  # the path parameters
         self.caller = ADMIN
@@ -48,10 +51,10 @@ class Exchange:
     @property
     def key(self) -> str:
         """Return the caller's key, or an empty string."""
-        kind, _, key = self.header(b"authorization").partition(" ")
-        if kind.lower() == "bearer" and key.strip():
-            return key.strip()
-        return self.header(b"x-api-key")
+        kind, *key = self.header(b"authorization").split(maxsplit=1)[:2] or ("",)
+        if kind.lower() == "bearer" and key:
+            return key[0].strip()
+        return self.header(b"x-api-key").strip()
 
     @property
     def speaks_anthropic(self) -> bool:
@@ -70,8 +73,10 @@ class Exchange:
             raise ForbiddenError("this needs the admin's key; this is the key of a session")
 
     async def body(self) -> bytes:
-        """Read the whole body; raise `TooLargeError` if it exceeds the limit."""
+        """Read the whole body; raise `TooLargeError` if it exceeds the limit, and `UnsupportedError` if
+        it is compressed."""
         limit = self._max_body_bytes
+        self._require_plain()
         if int(self._headers.get(b"content-length") or 0) > limit:
             raise TooLargeError(f"the body has more than {limit} bytes")
         parts: list[bytes] = []
@@ -87,6 +92,14 @@ class Exchange:
             parts.append(part)
             more = message.get("more_body", False)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _require_plain(self) -> None:
+        coding = self.header(b"content-encoding").strip() or _PLAIN
+        if coding.lower() != _PLAIN:
+            raise UnsupportedError(
+                f"Content-Encoding: {coding!r} is not supported here: send the body uncompressed",
+                param="Content-Encoding",
+            )
 
     async def gone(self) -> None:
         """Return when the client has disconnected."""
@@ -129,4 +142,6 @@ class Exchange:
             headers.append((b"retry-after-ms", str(int(error.retry_after_s * 1000)).encode()))
         if error.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
+        if isinstance(error, MethodError):
+            headers.append((b"allow", error.allowed.encode()))
         await self.send_json(content, error.status, tuple(headers))

@@ -145,7 +145,7 @@ def _retry_mark(exchange: Exchange, raw: bytes) -> tuple[str, bool]:
     digest = hashlib.blake2b(raw, digest_size=16)
     digest.update(f"\n{exchange.path}\n{key}".encode())
     count = exchange.header(b"x-stainless-retry-count")
-    return digest.hexdigest(), bool(key) or (count.isdigit() and int(count) > 0)
+    return digest.hexdigest(), bool(key) or (count.isdigit() and count.strip("0") != "")
 
 
 class CountRoute:
@@ -197,6 +197,7 @@ class Models:
                 "id": name,
                 "display_name": name,
                 "created_at": _CREATED,
+                "lifecycle": "active",
             }
         return {
             "id": name,

@@ -48,6 +48,7 @@ _RANGES = NumberRanges(
     top_k=(0, 1 << 30),
     sampling_seed=(-(1 << 63), (1 << 63) - 1),
 )
+_EXPORT_RANGES = NumberRanges(turn_discount=(0, 1))
 
 
 class OpenSessionBody(Body, frozen=True, kw_only=True):
@@ -142,6 +143,7 @@ class SessionRoutes:
         """Close a session for calls and send its rows as JSON."""
         session_id = _session_id(exchange)
         body = read_body(await exchange.body() or b"{}", ExportBody)
+        _EXPORT_RANGES.require(body)
         exported = await self.handler.finish(
             ExportSession(
                 session_id,

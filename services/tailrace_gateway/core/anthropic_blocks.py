@@ -7,7 +7,6 @@ import msgspec
 
 from tailrace_gateway.core.body import Content, text_of
 from tailrace_gateway.core.errors import BadRequestError, UnsupportedError
-from tailrace_gateway.core.openai_request import refuse_prefill
 from tailrace_protos.chat import ChatMessage, ToolCall
 
 
@@ -15,7 +14,7 @@ class Block(msgspec.Struct, frozen=True):
     """Content block; its `type` decides which fields it has."""
 
     type: str
-    text: str = ""
+    text: str | None = None
     thinking: str = ""
     id: str = ""
     name: str = ""
@@ -35,15 +34,15 @@ class InAnthropicMessage(msgspec.Struct, frozen=True):
     content: str | Blocks
 
 
-def read_system(system: str | Blocks | None) -> str:
-    """Return the system prompt as one text."""
+def read_system(system: str | Blocks | None, place: str = "system") -> str:
+    """Return a system prompt as one text."""
     if system is None or isinstance(system, str):
         return system or ""
-    return "\n".join(_text(block, f"system[{i}]") for i, block in enumerate(system))
+    return "\n".join(_text(block, f"{place}[{i}]") for i, block in enumerate(system))
 
 
 def read_anthropic_messages(messages: Sequence[InAnthropicMessage]) -> tuple[ChatMessage, ...]:
-    """Return the conversation; it must not end with an assistant message."""
+    """Return the conversation, which may end with any message."""
     if not messages:
         raise BadRequestError("messages: at least one message is required", param="messages")
     read: list[ChatMessage] = []
@@ -53,10 +52,12 @@ def read_anthropic_messages(messages: Sequence[InAnthropicMessage]) -> tuple[Cha
             read += _user(message.content, f"{place}.content")
         elif message.role == "assistant":
             read.append(_assistant(message.content, f"{place}.content"))
+        elif message.role == "system":
+            read.append(ChatMessage("system", read_system(message.content, f"{place}.content")))
         else:
             param = f"{place}.role"
-            raise BadRequestError(f"{param}: {message.role!r} is not user or assistant", param=param)
-    refuse_prefill(read)
+            reason = f"{param}: {message.role!r} is not user, assistant or system"
+            raise BadRequestError(reason, param=param)
     return tuple(read)
 
 
@@ -65,7 +66,11 @@ def _user(content: str | Blocks, place: str) -> list[ChatMessage]:
     if isinstance(content, str):
         return [ChatMessage("user", content)]
     results = [
-        ChatMessage("tool", _result(block, f"{place}[{i}]"), tool_call_id=block.tool_use_id)
+        ChatMessage(
+            "tool",
+            _result(block, f"{place}[{i}]"),
+            tool_call_id=_required(block.tool_use_id, f"{place}[{i}].tool_use_id"),
+        )
         for i, block in enumerate(content)
         if block.type == "tool_result"
     ]
@@ -80,13 +85,21 @@ def _assistant(content: str | Blocks, place: str) -> ChatMessage:
         return ChatMessage("assistant", content)
     texts, reasoning, calls = [], [], []
     for index, block in enumerate(content):
+        one = f"{place}[{index}]"
         if block.type == "thinking":
             reasoning.append(block.thinking)
         elif block.type == "tool_use":
-            calls.append(ToolCall(block.id, block.name, _arguments(block.input)))
-        else:
-            texts.append(_text(block, f"{place}[{index}]"))
+            call_id, name = _required(block.id, f"{one}.id"), _required(block.name, f"{one}.name")
+            calls.append(ToolCall(call_id, name, _arguments(block.input)))
+        elif block.type != "redacted_thinking":  # only Anthropic can read it
+            texts.append(_text(block, one))
     return ChatMessage("assistant", "\n".join(texts), tuple(calls), reasoning="\n".join(reasoning))
+
+
+def _required(value: str, param: str) -> str:
+    if not value:
+        raise BadRequestError(f"{param} is missing", param=param)
+    return value
 
 
 def _arguments(given: Any) -> str:
@@ -108,4 +121,6 @@ def _text(block: Block, place: str) -> str:
     if block.type != "text":
         reason = f"{place}: blocks of type {block.type!r} are not supported: the model reads text only"
         raise UnsupportedError(reason, param=place)
+    if block.text is None:
+        raise BadRequestError(f"{place}.text is missing", param=f"{place}.text")
     return block.text

@@ -31,9 +31,10 @@ from tailrace_gateway.core.errors import (
     ApiError,
     BadRequestError,
     ContextOverflowError,
+    NoThreadsError,
     UnsupportedError,
 )
-from tailrace_gateway.core.openai_request import template_args, with_format
+from tailrace_gateway.core.openai_request import refuse_prefill, template_args, with_format
 from tailrace_gateway.core.output_constraints import ToolChoice, tool_constraints
 from tailrace_gateway.core.sse import named_event, to_json
 from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
@@ -43,7 +44,15 @@ _STOP_REASONS = {
     StopReason.LENGTH: "max_tokens",
     StopReason.TOOL_CALLS: "tool_use",
 }
-_DEFAULT_ONLY = DefaultOnly(container=(), context_management=(), mcp_servers=([],), output_format=())
+_KEEPS_THOUGHTS = [
+    {"type": "clear_thinking_20251015", "keep": keep} for keep in ("all", {"type": "all"})
+]
+_DEFAULT_ONLY = DefaultOnly(
+    container=(),
+    context_management=({}, {"edits": []}, *({"edits": [edit]} for edit in _KEEPS_THOUGHTS)),
+    mcp_servers=([],),
+    output_format=(),
+)
 _RANGES = NumberRanges(
     max_tokens=(1, 1 << 31), temperature=(0, 100), top_p=(1e-6, 1), top_k=(0, 1 << 30)
 )
@@ -87,6 +96,7 @@ class MessagesRequest(Body, frozen=True, kw_only=True):
     context_management: Any = None
     mcp_servers: Any = None
     output_format: Any = None
+    thread: Any = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     inference_geo: str | None = None
@@ -107,7 +117,9 @@ def read_messages_request(raw: bytes) -> tuple[MessagesRequest, ModelCall]:
     body = read_body(raw, MessagesRequest)
     if body.max_tokens is None:
         raise BadRequestError("max_tokens: Field required", param="max_tokens")
-    return body, call_of(body)
+    call = call_of(body)
+    refuse_prefill(call.messages)
+    return body, call
 
 
 def read_count_request(raw: bytes) -> ModelCall:
@@ -119,6 +131,8 @@ def call_of(body: MessagesRequest) -> ModelCall:
     """Return the model call of a body."""
     _DEFAULT_ONLY.require(body)
     _RANGES.require(body)
+    if body.thread is not None:
+        raise NoThreadsError
     tools = _tools(body.tools or [])
     system = read_system(body.system)
     first = (ChatMessage("system", system),) if system else ()
@@ -242,6 +256,7 @@ class MessagesStream:
         self._open = ""  # type of the open block; empty if none is open
         self._stop: dict[str, Any] = {}
         self._thinking = ""
+        self._kinds: set[str] = set()  # types of the blocks of text so far
 
     def begin(self, opening: CallStart) -> bytes:
         """Encode the message without content."""
@@ -263,13 +278,20 @@ class MessagesStream:
         events = b""
         if piece.delta.reasoning and self._body.with_reasoning:
             empty = {"type": "thinking", "thinking": "", "signature": ""}
-            delta = {"type": "thinking_delta", "thinking": piece.delta.reasoning}
-            self._thinking += piece.delta.reasoning
+            thinking = self._parted("thinking", piece.delta.reasoning)
+            delta = {"type": "thinking_delta", "thinking": thinking}
+            self._thinking += thinking
             events += self._block("thinking", empty) + self._delta(delta)
         if piece.delta.content:
-            delta = {"type": "text_delta", "text": piece.delta.content}
+            delta = {"type": "text_delta", "text": self._parted("text", piece.delta.content)}
             events += self._block("text", {"type": "text", "text": ""}) + self._delta(delta)
         return events
+
+    def _parted(self, kind: str, text: str) -> str:
+        """Return text of this type without the line break that parts it from an earlier block."""
+        is_parted = kind in self._kinds and self._open != kind
+        self._kinds.add(kind)
+        return text.removeprefix("\n") if is_parted else text
 
     def choice(self, choice: ReplyChoice) -> bytes:
         """Encode the tool calls, and close the last block."""
@@ -341,6 +363,8 @@ def anthropic_error(error: ApiError) -> dict[str, Any]:
     }
     if error.param:
         content["param"] = error.param
+    if isinstance(error, NoThreadsError):
+        content["details"] = error.details
     completion_id = getattr(error, "completion_id", "")
     if completion_id:
         content["completion_id"] = completion_id

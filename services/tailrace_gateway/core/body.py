@@ -4,6 +4,7 @@ Invariant: the gateway refuses by name each field of a dialect that it does not 
 null asks for nothing.
 """
 
+import codecs
 import re
 from collections.abc import Callable
 from functools import cache
@@ -12,12 +13,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tailrace_gateway.core.broken_text import broken_text_place
 from tailrace_gateway.core.errors import BadRequestError, UnsupportedError
 from tailrace_protos.base import UNREADABLE
 
 T = TypeVar("T")
 
+_PART_OF_CHARACTER = (
+    "the text has a part of a character (half of a surrogate pair, or bytes that are not UTF-8): send "
+    "whole characters only"
+)
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`(?: - at `\$\.?([^`]*)`)?$")
+_NULL = re.compile(r"Expected `.*`, got `null` - at `\$\.(?:(.*)\.)?[^.`]+`$")
 _AT = re.compile(r"^(.*?)(?: - at `\$\.?([^`]*)`)?$", re.DOTALL)
 
 
@@ -26,10 +33,11 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class TextPart(msgspec.Struct, frozen=True):
-    """One part of a message's content; only text is supported."""
+    """One part of a message's content; only text is supported, and that of a refusal."""
 
     type: str
-    text: str = ""
+    text: str | None = None
+    refusal: str | None = None
 
 
 Content = str | list[TextPart] | None
@@ -48,21 +56,47 @@ def read_body(raw: bytes, kind: type[T]) -> T:
         try:
             body: T = _decoder(kind_key).decode(raw)
         except msgspec.ValidationError as error:
-            asked = _without_nulls(raw) if _UNKNOWN.match(str(error)) else raw
+            asked = _asked(raw, str(error))
             if asked != raw:
                 return read_body(asked, kind)
             raise _explained(str(error)) from error
     except UNREADABLE as error:
-        raise BadRequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+        place = broken_text_place(raw)
+        reason = f"{place}: {_PART_OF_CHARACTER}" if place else _not_json(raw, error)
+        raise BadRequestError(reason, param=place, code="invalid_json") from error
     return body
 
 
-def _without_nulls(raw: bytes) -> bytes:
-    """Return the body without its fields that are null, or `raw` if it has none or is no object."""
+def _not_json(raw: bytes, error: Exception) -> str:
+    if not raw.strip():
+        return "the body is empty: send the request as JSON"
+    if raw.startswith(codecs.BOM_UTF8):
+        return "the body is not valid JSON: it begins with a byte-order mark: send UTF-8 without it"
+    return f"the body is not valid JSON: {error}"
+
+
+def _asked(raw: bytes, reason: str) -> bytes:
+    """Return the body without null fields beside the one that cannot be decoded."""
+    if unknown := _UNKNOWN.match(reason):
+        return _without_nulls(raw, unknown[2] or "")
+    null = _NULL.match(reason)
+    return _without_nulls(raw, null[1] or "") if null else raw
+
+
+def _without_nulls(raw: bytes, place: str) -> bytes:
+    """Return the body without the null fields of its object at `place`, such as `stream_options`.
+
+    The body itself (place ``) is one too. Without such fields, `raw` is returned.
+    """
     try:
         fields = _decoder(dict[str, msgspec.Raw]).decode(raw)
     except msgspec.ValidationError:
         return raw
+    if place:
+        name, _, rest = place.partition(".")
+        inner = bytes(fields.get(name, b""))
+        asked = _without_nulls(inner, rest) if inner else inner
+        return raw if asked == inner else msgspec.json.encode(fields | {name: msgspec.Raw(asked)})
     kept = {name: value for name, value in fields.items() if bytes(value) != b"null"}
     return msgspec.json.encode(kept) if len(kept) < len(fields) else raw
 
@@ -130,14 +164,20 @@ def text_of(content: Content, place: str) -> str:
     """Return the text of a message's content; a newline joins the parts."""
     if content is None or isinstance(content, str):
         return content or ""
-    for index, part in enumerate(content):
-        if part.type not in TEXT_TYPES:
-            param = f"{place}[{index}]"
-            raise UnsupportedError(
-                f"{param}: parts of type {part.type!r} are not supported: the model reads text only",
-                param=param,
-            )
-    return "\n".join(part.text for part in content)
+    return "\n".join(_part_text(part, f"{place}[{index}]") for index, part in enumerate(content))
+
+
+def _part_text(part: TextPart, place: str) -> str:
+    if part.type not in (*TEXT_TYPES, "refusal"):
+        raise UnsupportedError(
+            f"{place}: parts of type {part.type!r} are not supported: the model reads text only",
+            param=place,
+        )
+    name = "refusal" if part.type == "refusal" else "text"
+    text: str | None = getattr(part, name)
+    if text is None:
+        raise BadRequestError(f"{place}.{name} is missing", param=f"{place}.{name}")
+    return text
 
 
 def stop_strings(

@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -49,6 +49,14 @@ class OutputConstraints(msgspec.Struct, frozen=True, kw_only=True):
     max_tool_calls: int | None = None
     reply_format: ReplyFormat = ReplyFormat.TEXT
     json_schema: dict[str, Any] | None = None
+    format_param: str = "response_format"  # the field of the request with the format
+
+
+class ItemReference(NamedTuple):
+    """Reference to an item of an earlier answer, at `place` in the request."""
+
+    item_id: str
+    place: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +68,10 @@ class ModelCall:
     """
 
     messages: tuple[ChatMessage, ...] = ()
+    items: tuple[ChatMessage | ItemReference, ...] = ()  # instead of `messages`, with references
     prompts: tuple[NDArray[np.int32] | str, ...] = ()
     previous_id: str = ""  # the call that `messages` continue
+    has_new_system: bool = False  # the first of `messages` replaces the system message of that call
     tools: tuple[ToolSchema, ...] = ()
     finds_calls: bool = True  # False: tool calls in the reply are text
     template_args: dict[str, Any] = field(default_factory=dict)  # of the chat template

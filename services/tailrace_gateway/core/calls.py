@@ -5,6 +5,7 @@ listeners is cancelled; at most `max_concurrent` calls run in this replica.
 """
 
 import asyncio
+from functools import partial
 
 from tailrace.clock import Clock
 from tailrace.store.errors import MALFORMED
@@ -20,7 +21,7 @@ from tailrace_gateway.core.errors import (
     UnavailableError,
 )
 from tailrace_gateway.core.in_flight import InFlightCall
-from tailrace_gateway.core.output_constraints import check_schema
+from tailrace_gateway.core.output_constraints import check_schema, check_tools
 from tailrace_gateway.core.prompts import PromptBuilder
 from tailrace_gateway.core.sampling import Sampler
 from tailrace_gateway.core.session import Session
@@ -63,21 +64,31 @@ class ModelCalls:
         """
         self._require_room()
         check_schema(call.constraints)
+        check_tools(call.tools)
         under_way = self._under_way(session_id, name) if is_retry else None
         session = None if is_retry else self._sessions.use(session_id)
         if session is None:
             session, _ = await self._sessions.refresh(session_id)
         running = (under_way or self._under_way(session_id, name)) if is_retry else None
         if running is None or not running.is_joinable:
+            self._require_room()  # others may have begun while the store was read
             running = InFlightCall(streams)
             session.calls.add(running)
             session.by_name[name] = running
             self.running.add(running)
-            running.start(self._work(session, call, name, running, is_retry=is_retry))
+            work = self._work(session, call, name, running, is_retry=is_retry)
+            running.start(work, partial(self._end, session, name, running))
         else:
             metrics.COALESCED.inc()
         running.join()
         return running
+
+    def _end(self, session: Session, name: str, running: InFlightCall) -> None:
+        """Remove a call that is over, also one that was cancelled before it did anything."""
+        self.running.discard(running)
+        session.calls.discard(running)
+        if session.by_name.get(name) is running:
+            del session.by_name[name]
 
     def _under_way(self, session_id: str, name: str) -> InFlightCall | None:
         """Return the call that a retry can join.
@@ -114,11 +125,6 @@ class ModelCalls:
         except (ContextOverflowError, BudgetSpentError) as error:
             await self._capture.keep_refusal(session, error.code)
             raise
-        finally:
-            self.running.discard(running)
-            session.calls.discard(running)
-            if session.by_name.get(name) is running:
-                del session.by_name[name]
 
     async def _answer_again(
         self, session: Session, call: ModelCall, name: str, running: InFlightCall

@@ -70,10 +70,10 @@ class Capture:
             prompt, own_id = prompts[choice.index // num_choices], choice.completion_id
             for number, (generation, parsed, broken) in enumerate(replies[:-1]):
                 node_id = f"{own_id}-again{number}"
-                session.record_call(prompt, generation, parsed, node_id, broken)
+                session.record_call(prompt, generation, parsed, node_id, broken, choice.index)
                 nodes.append(session.ledger.set_reward(0.0, node_id))
             generation, parsed, broken = replies[-1]
-            nodes.append(session.record_call(prompt, generation, parsed, own_id, broken))
+            nodes.append(session.record_call(prompt, generation, parsed, own_id, broken, choice.index))
         writing = asyncio.create_task(self._write(session, nodes, completion, name))
         self._writing.add(writing)
         writing.add_done_callback(self._writing.discard)

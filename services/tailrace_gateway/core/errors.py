@@ -3,6 +3,8 @@
 Each dialect renders them as its clients expect; all dialects use the HTTP status in `status`.
 """
 
+from collections.abc import Sequence
+
 
 class ApiError(Exception):
     """Error that the client receives. `param` names the field at fault, `code` is for programs.
@@ -34,6 +36,18 @@ class BadRequestError(ApiError):
 
 class UnsupportedError(BadRequestError, code="unsupported_parameter"):
     """The request uses a field that the gateway does not support."""
+
+
+class NoThreadsError(UnsupportedError):
+    """The request asks the gateway to hold its conversation.
+
+    Anthropic's client reads `details` and sends the whole conversation instead.
+    """
+
+    def __init__(self) -> None:
+        reason = "thread: the gateway holds no threads: send all messages of the conversation"
+        super().__init__(reason, param="thread")
+        self.details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 class ContextOverflowError(ApiError, code="context_length_exceeded"):
@@ -72,6 +86,14 @@ class ForbiddenError(ApiError, status=403, code="permission_denied"):
 
 class NotFoundError(ApiError, status=404, code="not_found"):
     """The route or the object does not exist."""
+
+
+class MethodError(ApiError, status=405, code="method_not_allowed"):
+    """The path exists, but not with this method. Attribute: `allowed`, its methods."""
+
+    def __init__(self, method: str, path: str, allowed: Sequence[str]) -> None:
+        self.allowed = ", ".join(allowed)
+        super().__init__(f"{method} is not for {path}, only {self.allowed}")
 
 
 class ConflictError(ApiError, status=409, code="conflict"):

@@ -1,6 +1,5 @@
 """Rewards and exports of sessions: training rows from a ledger."""
 
-import math
 import uuid
 
 from tailrace.store.errors import StoreError
@@ -16,6 +15,7 @@ from tailrace_gateway.core.sessions import Sessions, key_hash
 from tailrace_gateway.ports import SessionStore
 from tailrace_protos.base import encode
 from tailrace_protos.session import ExportSession, RewardSet, SessionExport
+from tailrace_protos.trajectory import MAX_REWARD
 
 _RETRY_AFTER_S = 1.0
 
@@ -30,7 +30,7 @@ class Exporter:
     async def set_reward(self, session_id: str, reward: float, completion_id: str = "") -> str:
         """Set the reward of a call (empty id: the last one); return the call's id."""
         session, _ = await self._sessions.refresh(session_id)
-        entry = RewardSet(_call_id(session, completion_id), finite(reward))
+        entry = RewardSet(_call_id(session, completion_id), checked_reward(reward))
         try:
             length = await self._store.append(
                 session_id, session.nonce, uuid.uuid4().hex, [encode(entry)]
@@ -48,6 +48,7 @@ class Exporter:
         """Close a session for calls; return its nonce and its rows. Repeated exports return the same
         rows."""
         session_id, key = request.session_id, request.api_key
+        rewards = {name: checked_reward(reward) for name, reward in request.rewards.items()}
         try:
             is_there = await self._store.finish(session_id, key_hash(key) if key else "")
         except StoreError as error:
@@ -56,12 +57,11 @@ class Exporter:
         session = await self._sessions.load(session_id) if is_there else None
         if session is None:
             raise NotFoundError(f"there is no session {session_id!r}: it was closed or has expired")
-        for completion_id, reward in request.rewards.items():
-            if completion_id:
-                session.take(RewardSet(_call_id(session, completion_id), finite(reward)))
+        own = [RewardSet(_call_id(session, name), rewards[name]) for name in rewards if name]
+        for entry in own:  # all or none
+            session.take(entry)
         ledger = session.ledger
-        if "" in request.rewards:
-            ledger.reward = finite(request.rewards[""])
+        ledger.reward = rewards.get("")  # an earlier export may have given one
         rows = ledger.rows(request.export_style, request.turn_discount, request.reward_scope)
         metrics.EXPORTED_ROWS.inc(len(rows))
         return session.nonce, SessionExport(
@@ -83,8 +83,9 @@ def _call_id(session: Session, completion_id: str) -> str:
     return found
 
 
-def finite(reward: float) -> float:
-    """Return the reward; raise `BadRequestError` unless it is finite."""
-    if not math.isfinite(reward):
-        raise BadRequestError(f"reward: {reward} is not finite", param="reward")
+def checked_reward(reward: float, param: str = "reward") -> float:
+    """Return the reward; raise `BadRequestError` unless the learner can use it."""
+    if not abs(reward) <= MAX_REWARD:  # True for NaN too
+        reason = f"{param}: {reward} is not a number between -{MAX_REWARD:g} and {MAX_REWARD:g}"
+        raise BadRequestError(reason, param=param)
     return float(reward)

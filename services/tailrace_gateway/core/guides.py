@@ -1,7 +1,7 @@
 """Guides: constraints of a request as texts that the engine is bound to while it samples."""
 
 import json
-from typing import Literal
+from typing import Any, Literal
 
 from tailrace.chat import Renderer
 from tailrace_gateway.core.call import ModelCall, OutputConstraints, ReplyFormat
@@ -37,7 +37,7 @@ def _schema_of(constraints: OutputConstraints) -> str:
     if constraints.reply_format is ReplyFormat.TEXT:
         return ""
     schema = constraints.json_schema
-    return json.dumps({"type": "object"} if schema is None else schema)
+    return _text({"type": "object"} if schema is None else schema, constraints.format_param)
 
 
 def _token_level(schema: str) -> Guide | None:
@@ -71,12 +71,17 @@ def _call_schema(tool: ToolSchema, arguments_key: str) -> str:
     arguments = tool.parameters or {"type": "object"}
     definitions = {key: arguments[key] for key in ("$defs", "definitions") if key in arguments}
     parts = {"name": {"const": tool.name}, arguments_key: arguments}
-    return json.dumps(
-        definitions
-        | {
-            "type": "object",
-            "properties": parts,
-            "required": list(parts),
-            "additionalProperties": False,
-        }
-    )
+    schema = definitions | {
+        "type": "object",
+        "properties": parts,
+        "required": list(parts),
+        "additionalProperties": False,
+    }
+    return _text(schema, "tools")
+
+
+def _text(schema: dict[str, Any], param: str) -> str:
+    try:
+        return json.dumps(schema)
+    except RecursionError as error:
+        raise BadRequestError(f"{param}: a schema is nested too deeply", param=param) from error

@@ -5,7 +5,7 @@ pieces from the first; a cancellation carries an error that each listener receiv
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from tailrace_gateway.core.call import CallStart, Completion, Piece
@@ -25,9 +25,10 @@ class InFlightCall:
         self._deadline: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[Completion] | None = None
 
-    def start(self, work: Coroutine[Any, Any, Completion]) -> None:
-        """Start the task."""
+    def start(self, work: Coroutine[Any, Any, Completion], on_end: Callable[[], None]) -> None:
+        """Start the task; `on_end` is called before any listener hears of the end."""
         self.task = asyncio.create_task(work)
+        self.task.add_done_callback(lambda _: on_end())
         if self.streams:
             self.task.add_done_callback(lambda _: self._news.set())
 

@@ -81,11 +81,16 @@ def usage_of(completion: Completion) -> dict[str, Any]:
     }
 
 
-def logprob_entries(token_text: TokenText, sampled: SampledTokens) -> list[dict[str, Any]]:
-    """Return the sampled tokens with log-probabilities in the format of chat completions."""
+def logprob_entries(
+    token_text: TokenText, sampled: SampledTokens, no_bytes: list[int] | None = None
+) -> list[dict[str, Any]]:
+    """Return the sampled tokens with log-probabilities in the format of chat completions.
+
+    `no_bytes` stands for the bytes of a part of a character.
+    """
     return [
-        _entry(token_text, token_id, logprob)
-        | {"top_logprobs": [_entry(token_text, *likely) for likely in tops]}
+        _entry(token_text, token_id, logprob, no_bytes)
+        | {"top_logprobs": [_entry(token_text, *likely, no_bytes) for likely in tops]}
         for token_id, logprob, tops in zip(
             sampled.token_ids.tolist(), sampled.logprobs.tolist(), tops_of(sampled), strict=True
         )
@@ -101,9 +106,11 @@ def tops_of(sampled: SampledTokens) -> list[list[tuple[int, float]]]:
     return [list(zip(ids, values, strict=True)) for ids, values in rows]
 
 
-def _entry(token_text: TokenText, token_id: int, logprob: float) -> dict[str, Any]:
+def _entry(
+    token_text: TokenText, token_id: int, logprob: float, no_bytes: list[int] | None
+) -> dict[str, Any]:
     text = token_text(token_id)
-    raw = None if "\ufffd" in text else list(text.encode())
+    raw = no_bytes if "\ufffd" in text else list(text.encode())
     return {"token": text, "logprob": logprob, "bytes": raw}
 
 

@@ -1,7 +1,8 @@
 """OpenAI's chat completions: requests, responses and streams.
 
-A response has `reasoning_content` if the model reasoned first, and `token_ids` and `prompt_token_ids`
-if the request sets `return_token_ids`, as in vLLM.
+A response has the thoughts under both names of vLLM, `reasoning` and the older `reasoning_content`, if
+the model reasoned first. It has `token_ids` and `prompt_token_ids` if the request sets
+`return_token_ids`, as in vLLM.
 """
 
 from typing import Any
@@ -31,13 +32,10 @@ _DEFAULT_ONLY = DefaultOnly(
     modalities=(["text"],),
     functions=([],),
     function_call=("auto", "none"),
-    verbosity=("medium",),
     add_generation_prompt=(True,),
     continue_final_message=(False,),
-    include_reasoning=(True,),
     documents=([],),
     chat_template=(),
-    mm_processor_kwargs=({},),
     web_search_options=(),
 )
 _RANGES = NumberRanges(max_completion_tokens=(1, 1 << 31), top_logprobs=(0, MAX_TOP_LOGPROBS))
@@ -56,17 +54,15 @@ class ChatRequest(OpenAIRequest, frozen=True, kw_only=True):
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None
 
     modalities: list[str] | None = None
     functions: Any = None
     function_call: Any = None
-    verbosity: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    include_reasoning: bool | None = None
     documents: list[Any] | None = None
     chat_template: str | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
     web_search_options: Any = None
     prediction: Any = None  # a guess of the reply, for speed
     # Metadata of the client without effect on a reply.
@@ -75,6 +71,7 @@ class ChatRequest(OpenAIRequest, frozen=True, kw_only=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
     prompt_cache_retention: str | None = None
 
 
@@ -90,7 +87,9 @@ def read_chat(raw: bytes) -> tuple[ChatRequest, ModelCall]:
         messages=read_messages(body.messages),
         tools=tools,
         finds_calls=body.tool_choice != "none",
-        template_args=template_args(body.chat_template_kwargs, body.reasoning_effort),
+        template_args=template_args(
+            body.chat_template_kwargs, body.reasoning_effort, verbosity=body.verbosity
+        ),
         num_choices=body.num_choices,
         max_new_tokens=_max_tokens(body),
         top_logprobs=body.top_logprobs or 0,
@@ -132,11 +131,16 @@ def _message(choice: ReplyChoice) -> dict[str, Any]:
     reply = choice.message
     message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
     if reply.reasoning:
-        message["reasoning_content"] = reply.reasoning
+        message |= _thoughts(reply.reasoning)
     if reply.tool_calls:
         message["tool_calls"] = tool_calls_of(choice)
         message["content"] = reply.content or None
     return message
+
+
+def _thoughts(text: str) -> dict[str, str]:
+    """Return the thoughts under each name that clients read."""
+    return {"reasoning": text, "reasoning_content": text}
 
 
 class ChatStream(OpenAIStream):
@@ -161,7 +165,7 @@ class ChatStream(OpenAIStream):
         if piece.delta.content:
             delta["content"] = piece.delta.content
         if piece.delta.reasoning:
-            delta["reasoning_content"] = piece.delta.reasoning
+            delta |= _thoughts(piece.delta.reasoning)
         fields: dict[str, Any] = {}
         if self._chat.logprobs and len(piece.token_ids):
             fields["logprobs"] = {"content": logprob_entries(self._token_text, piece)}

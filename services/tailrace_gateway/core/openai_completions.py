@@ -19,11 +19,11 @@ from tailrace_gateway.core.openai_answers import (
     tops_of,
     whole_answer,
 )
-from tailrace_gateway.core.openai_request import MAX_CHOICES, OpenAIRequest
+from tailrace_gateway.core.openai_request import MAX_CHOICES, OpenAIRequest, read_constraints
+from tailrace_gateway.core.openai_sampling import MAX_ID
 
-_DEFAULT_ONLY = DefaultOnly(suffix=("",), response_format=({"type": "text"},), prompt_embeds=([],))
+_DEFAULT_ONLY = DefaultOnly(suffix=("",), prompt_embeds=([],))
 _RANGES = NumberRanges(logprobs=(0, 5))
-_MAX_ID = (1 << 31) - 1
 
 
 class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
@@ -31,9 +31,9 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
+    response_format: dict[str, Any] | None = None
 
     suffix: str | None = None
-    response_format: dict[str, Any] | None = None
     prompt_embeds: Any = None
 
 
@@ -52,6 +52,7 @@ def read_completion(raw: bytes) -> tuple[CompletionRequest, ModelCall]:
         max_new_tokens=body.max_tokens,
         top_logprobs=body.logprobs or 0,
         sampling=body.overrides(),
+        constraints=read_constraints(None, None, (), body.response_format),
     )
 
 
@@ -68,8 +69,8 @@ def _prompts(given: str | list[str | int | list[int]]) -> tuple[NDArray[np.int32
 
 
 def _ids(row: list[int]) -> NDArray[np.int32]:
-    if not all(0 <= one <= _MAX_ID for one in row):
-        raise BadRequestError("prompt: token ids must not be negative", param="prompt")
+    if not all(0 <= one <= MAX_ID for one in row):
+        raise BadRequestError(f"prompt: a token id is not between 0 and {MAX_ID}", param="prompt")
     return np.array(row, np.int32)
 
 
@@ -108,7 +109,7 @@ def logprob_lists(token_text: TokenText, sampled: SampledTokens, offset: int) ->
     return {
         "tokens": texts,
         "token_logprobs": sampled.logprobs.tolist(),
-        "top_logprobs": None if sampled.top_ids is None else _likeliest(token_text, texts, sampled),
+        "top_logprobs": _likeliest(token_text, texts, sampled),
         "text_offset": offsets,
     }
 
@@ -136,11 +137,16 @@ class CompletionStream(OpenAIStream):
         self._completion = body
         self._token_text = token_text
         self._offsets: dict[int, int] = {}  # number of characters sent, by choice
+        self._prompts: dict[int, list[int]] = {}  # ids that were not sent yet, by choice
 
     def begin(self, opening: CallStart) -> bytes:
-        """Encode the prompt's ids if requested."""
-        more = self.opened(opening)
-        return self.chunk([], **more) if more else b""
+        """Encode nothing: the first event of each choice has the ids of its prompt if requested."""
+        self.opened(opening)
+        if self._completion.return_token_ids:
+            num_choices = self._completion.num_choices
+            prompts = [ids for ids in opening.prompts for _ in range(num_choices)]
+            self._prompts = {index: ids.tolist() for index, ids in enumerate(prompts)}
+        return b""
 
     def piece(self, piece: Piece) -> bytes:
         """Encode new text; tokens without text only if the client requested tokens."""
@@ -161,4 +167,6 @@ class CompletionStream(OpenAIStream):
 
     def _choice(self, index: int, text: str, reason: str | None, fields: dict[str, Any]) -> bytes:
         choice = {"index": index, "text": text, "logprobs": None, "finish_reason": reason, **fields}
+        if index in self._prompts:
+            choice["prompt_token_ids"] = self._prompts.pop(index)
         return self.chunk([choice])

@@ -1,41 +1,36 @@
-"""Shared parts of OpenAI requests: sampling fields, messages, tools, output constraints."""
+"""Shared parts of OpenAI requests: choices, messages, tools, output constraints."""
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import msgspec
 
-from tailrace_gateway.core.body import Body, Content, DefaultOnly, NumberRanges, stop_strings, text_of
-from tailrace_gateway.core.call import OutputConstraints, ReplyFormat, SamplingOverrides
+from tailrace_gateway.core.body import Body, Content, DefaultOnly, NumberRanges, text_of
+from tailrace_gateway.core.call import OutputConstraints, ReplyFormat
 from tailrace_gateway.core.errors import BadRequestError, UnsupportedError
+from tailrace_gateway.core.openai_sampling import SampledRequest
 from tailrace_gateway.core.output_constraints import NO_CONSTRAINTS, ToolChoice, tool_constraints
 from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 
 MAX_CHOICES = 128
 
-_NO_OVERRIDES = SamplingOverrides()
 _DEFAULT_ONLY = DefaultOnly(
-    frequency_penalty=(0,),
-    presence_penalty=(0,),
-    logit_bias=({},),
-    repetition_penalty=(1,),
     length_penalty=(1,),
     min_tokens=(0,),
-    ignore_eos=(False,),
     use_beam_search=(False,),
     best_of=(1,),
     echo=(False,),
     bad_words=([],),
-    include_stop_str_in_output=(False,),
-    skip_special_tokens=(True,),
     add_special_tokens=(False,),
     return_tokens_as_token_ids=(False,),
+    return_prompt_text=(False,),
     truncate_prompt_tokens=(),
+    thinking_token_budget=(-1,),
+    repetition_detection=(),
     prompt_logprobs=(),
+    logprob_token_ids=([],),
     allowed_token_ids=(),
     logits_processors=([],),
-    structured_outputs=({},),
     guided_json=(),
     guided_regex=(),
     guided_choice=(),
@@ -44,15 +39,8 @@ _DEFAULT_ONLY = DefaultOnly(
 # Template variables that the gateway sets itself.
 _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_RANGES = NumberRanges(
-    max_tokens=(1, 1 << 31),
-    n=(1, MAX_CHOICES),
-    temperature=(0, 100),
-    top_p=(1e-6, 1),
-    top_k=(-1, 1 << 30),
-    min_p=(0, 1),
-    seed=(-(1 << 63), (1 << 63) - 1),
-)
+_VERBOSITIES = ("low", "medium", "high")
+_RANGES = NumberRanges(max_tokens=(1, 1 << 31), n=(1, MAX_CHOICES))
 
 
 class StreamOptions(Body, frozen=True, kw_only=True):
@@ -60,57 +48,45 @@ class StreamOptions(Body, frozen=True, kw_only=True):
 
     include_usage: bool = False
     include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None  # of vLLM; accepted only without effect
 
 
-class OpenAIRequest(Body, frozen=True, kw_only=True):
+class OpenAIRequest(SampledRequest, frozen=True, kw_only=True):
     """Fields of requests for one or more samples. Fields of the second group, most of them vLLM's, are
     accepted only without effect."""
 
-    model: str = ""
     max_tokens: int | None = None
     n: int | None = None
-    stop: str | list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop_token_ids: list[int] | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
 
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    repetition_penalty: float | None = None
     length_penalty: float | None = None
     min_tokens: int | None = None
-    ignore_eos: bool | None = None
     use_beam_search: bool | None = None
     best_of: int | None = None
     echo: bool | None = None
     bad_words: list[str] | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_prompt_text: bool | None = None
     truncate_prompt_tokens: int | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: Any = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     allowed_token_ids: list[int] | None = None
     logits_processors: list[Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
     guided_json: Any = None
     guided_regex: str | None = None
     guided_choice: Any = None
     guided_grammar: str | None = None
-    # No effect here: a run has one model and one queue, and its text tokens have no spaces to add.
+    # No effect here: text tokens have no spaces to add, prompts are not cut, a stream sends tokens when
+    # they come, and offsets and experts are not returned.
     spaces_between_special_tokens: bool | None = None
-    priority: int | None = None
-    request_id: str | None = None
-    cache_salt: str | None = None
-    # Metadata of the client without effect on a reply.
-    user: str | None = None
+    truncation_side: str | None = None
+    stream_interval: int | None = None
+    return_token_offsets: bool | None = None
+    routed_experts_prompt_start: int | None = None
 
     @property
     def num_choices(self) -> int:
@@ -124,45 +100,41 @@ class OpenAIRequest(Body, frozen=True, kw_only=True):
 
     def require_shared(self) -> None:
         """Raise `BadRequestError` for a value that the gateway does not support."""
+        self.require_sampling()
         _DEFAULT_ONLY.require(self)
         _RANGES.require(self)
-
-    def overrides(self) -> SamplingOverrides:
-        """Return the requested sampling parameters; `top_k` -1 means no limit, as in vLLM."""
-        given = _overrides_of(self)
-        if given == _NO_VALUES:
-            return _NO_OVERRIDES
-        return SamplingOverrides(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=None if self.top_k is None else max(self.top_k, 0),
-            min_p=self.min_p,
-            seed=self.seed,
-            stop=stop_strings(self.stop),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-        )
-
-
-_NAMES = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids")
-_NO_VALUES = (None,) * len(_NAMES)
-_overrides_of = attrgetter(*_NAMES)
+        if self.stream_options is not None and self.stream_options.continuous_usage_stats:
+            name = "stream_options.continuous_usage_stats"
+            raise UnsupportedError(
+                f"{name}: True is not supported here: include_usage gives the counts at the end",
+                param=name,
+            )
 
 
 def template_args(
-    given: Mapping[str, Any] | None, effort: str | None, param: str = "reasoning_effort"
+    given: Mapping[str, Any] | None,
+    effort: str | None,
+    param: str = "reasoning_effort",
+    verbosity: str | None = None,
 ) -> dict[str, Any]:
     """Return the arguments of the chat template. An effort of `none` also switches thinking off where
-    the template can."""
+    the template can; `param` is the field of the effort."""
     args: dict[str, Any] = {}
     if effort is not None:
-        if effort not in _EFFORTS:
-            reason = f"{param}: {effort!r} is not one of {', '.join(_EFFORTS)}"
-            raise BadRequestError(reason, param=param)
+        _require_one_of(_EFFORTS, effort, param)
         args = {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+    if verbosity is not None:
+        _require_one_of(_VERBOSITIES, verbosity, "verbosity")
+        args["verbosity"] = verbosity
     for name in _OWN_VARIABLES.intersection(given or {}):
         place = f"chat_template_kwargs.{name}"
         raise BadRequestError(f"{place}: the gateway sets this variable itself", param=place)
     return {**args, **(given or {})}
+
+
+def _require_one_of(known: Sequence[str], value: str, param: str) -> None:
+    if value not in known:
+        raise BadRequestError(f"{param}: {value!r} is not one of {', '.join(known)}", param=param)
 
 
 ROLES = {
@@ -258,7 +230,7 @@ def _message(message: InMessage, place: str) -> ChatMessage:
 def _assistant_message(message: InMessage, content: str) -> ChatMessage:
     """Return an assistant message with its tool calls and reasoning."""
     calls = [
-        ToolCall(call.id, call.function.name, call.function.arguments)
+        ToolCall(call.id, call.function.name, call.function.arguments or "{}")
         for call in message.tool_calls or ()
     ]
     reasoning = message.reasoning_content or message.reasoning
@@ -328,7 +300,9 @@ def with_format(
     reply_format, schema = _read_format(wanted, param)
     if reply_format is ReplyFormat.TEXT:
         return constraints
-    return msgspec.structs.replace(constraints, reply_format=reply_format, json_schema=schema)
+    return msgspec.structs.replace(
+        constraints, reply_format=reply_format, json_schema=schema, format_param=param
+    )
 
 
 def read_choice(choice: Any) -> ToolChoice:

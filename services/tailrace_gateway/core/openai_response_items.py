@@ -1,8 +1,4 @@
-"""Items of OpenAI's responses dialect: input items to messages, replies to output items.
-
-One reply of the model gives several items: reasoning, text and calls. Adjacent assistant items form one
-message.
-"""
+"""Items of OpenAI's responses dialect: input items to messages, replies to output items."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +6,7 @@ from typing import Any
 import msgspec
 
 from tailrace_gateway.core.body import Content, TextPart, text_of
-from tailrace_gateway.core.call import ReplyChoice
+from tailrace_gateway.core.call import ItemReference, ReplyChoice
 from tailrace_gateway.core.errors import BadRequestError, UnsupportedError
 from tailrace_gateway.core.openai_answers import TokenText, logprob_entries
 from tailrace_gateway.core.openai_request import ROLES
@@ -21,6 +17,7 @@ class InItem(msgspec.Struct, frozen=True):
     """Input item; its `type` decides which fields it has."""
 
     type: str = "message"
+    id: str | None = None
     role: str = ""
     content: Content = None
     summary: list[TextPart] | None = None
@@ -30,25 +27,15 @@ class InItem(msgspec.Struct, frozen=True):
     output: Content = None
 
 
-def read_items(items: str | Sequence[InItem]) -> tuple[ChatMessage, ...]:
-    """Return the new messages of a request."""
+def read_items(items: str | Sequence[InItem]) -> tuple[ChatMessage | ItemReference, ...]:
+    """Return the new items of a request, each as a message or as a reference."""
     if isinstance(items, str):
         return (ChatMessage("user", items),)
-    read: list[ChatMessage] = []
-    for index, item in enumerate(items):
-        message = _message(item, f"input[{index}]")
-        if read and message.role == "assistant" and read[-1].role == "assistant":
-            message = _merged(read.pop(), message)
-        read.append(message)
-    return tuple(read)
-
-
-def _merged(first: ChatMessage, second: ChatMessage) -> ChatMessage:
-    return ChatMessage(
-        "assistant",
-        "\n".join(filter(None, (first.content, second.content))),
-        (*first.tool_calls, *second.tool_calls),
-        reasoning="\n".join(filter(None, (first.reasoning, second.reasoning))),
+    return tuple(
+        ItemReference(item.id or "", f"input[{index}].id")
+        if item.type == "item_reference"
+        else _message(item, f"input[{index}]")
+        for index, item in enumerate(items)
     )
 
 
@@ -56,7 +43,7 @@ def _message(item: InItem, place: str) -> ChatMessage:
     if item.type == "message":
         return _text_message(item, place)
     if item.type == "function_call":
-        call = ToolCall(_call_id(item, place), item.name, item.arguments)
+        call = ToolCall(_call_id(item, place), item.name, item.arguments or "{}")
         return ChatMessage("assistant", tool_calls=(call,))
     if item.type == "function_call_output":
         text = text_of(item.output, f"{place}.output")
@@ -80,7 +67,7 @@ def _reasoning(item: InItem) -> str:
     """Return the reasoning text; the summary if the item has no content."""
     if isinstance(item.content, str):
         return item.content
-    return "\n".join(part.text for part in item.content or item.summary or ())
+    return "\n".join(part.text or "" for part in item.content or item.summary or ())
 
 
 def _call_id(item: InItem, place: str) -> str:
@@ -92,15 +79,16 @@ def _call_id(item: InItem, place: str) -> str:
 def output_items(
     choice: ReplyChoice, token_text: TokenText, *, with_logprobs: bool
 ) -> list[dict[str, Any]]:
-    """Return the output items of a reply."""
+    """Return the output items of a reply. One without tool calls has a message, empty or not: clients
+    may leave out the reasoning, and what remains in their history must still stand for the reply."""
     message, suffix = choice.message, choice.completion_id
     items: list[dict[str, Any]] = []
     if message.reasoning:
         items.append(reasoning_item(suffix, message.reasoning))
-    if message.content or not (items or message.tool_calls):
+    if message.content or not message.tool_calls:
         part = text_part(message.content)
         if with_logprobs:
-            part["logprobs"] = logprob_entries(token_text, choice)
+            part["logprobs"] = logprob_entries(token_text, choice, no_bytes=[])  # never null here
         items.append(message_item(suffix, [part]))
     return [*items, *map(call_item, message.tool_calls)]
 

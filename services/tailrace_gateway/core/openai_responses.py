@@ -12,10 +12,10 @@ from tailrace_gateway.core.body import Body, DefaultOnly, NumberRanges, read_bod
 from tailrace_gateway.core.call import (
     CallStart,
     Completion,
+    ItemReference,
     ModelCall,
     Piece,
     ReplyChoice,
-    SamplingOverrides,
     StopReason,
 )
 from tailrace_gateway.core.errors import ApiError, BadRequestError, UnsupportedError
@@ -36,25 +36,31 @@ from tailrace_gateway.core.openai_response_items import (
     reasoning_item,
     text_part,
 )
+from tailrace_gateway.core.openai_sampling import SampledRequest
+from tailrace_gateway.core.response_references import merged
 from tailrace_gateway.core.sse import named_event
 from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 from tailrace_protos.generation import MAX_TOP_LOGPROBS
 
 _LOGPROBS = "message.output_text.logprobs"
-_INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")  # reasoning is always sent as plain text
+# Reasoning is always sent as plain text; no item here has the rest, which tools at OpenAI give.
+_INCLUDES = (
+    _LOGPROBS,
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
 _DEFAULT_ONLY = DefaultOnly(
     background=(False,),
     conversation=(),
     prompt=(),
     truncation=("disabled",),
-    max_tool_calls=(),
 )
-_RANGES = NumberRanges(
-    max_output_tokens=(1, 1 << 31),
-    temperature=(0, 100),
-    top_p=(1e-6, 1),
-    top_logprobs=(0, MAX_TOP_LOGPROBS),
-)
+_RANGES = NumberRanges(max_output_tokens=(1, 1 << 31), top_logprobs=(0, MAX_TOP_LOGPROBS))
 
 
 class ResponseTool(InSchema, frozen=True):
@@ -70,17 +76,13 @@ class TextFormat(Body, frozen=True, kw_only=True):
     verbosity: str | None = None
 
 
-class ResponseRequest(Body, frozen=True, kw_only=True):
+class ResponseRequest(SampledRequest, frozen=True, kw_only=True):
     """Body of a response request. Fields of the second group are accepted only without effect."""
 
     input: str | list[InItem] = ""
-    model: str = ""
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    stream: bool | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -95,16 +97,16 @@ class ResponseRequest(Body, frozen=True, kw_only=True):
     conversation: Any = None
     prompt: Any = None
     truncation: str | None = None
+    # Metadata of the client without effect on a reply; `max_tool_calls` bounds OpenAI's own tools.
     max_tool_calls: int | None = None
-    # Metadata of the client without effect on a reply.
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     stream_options: dict[str, Any] | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
     prompt_cache_retention: str | None = None
-    user: str | None = None
 
     @property
     def with_logprobs(self) -> bool:
@@ -118,17 +120,23 @@ def read_response(raw: bytes) -> tuple[ResponseRequest, ModelCall]:
     _refuse_unsupported(body)
     tools = _tools(body.tools or [])
     wanted = body.text.format if body.text else None
+    messages, items = _conversation(body)
     return body, ModelCall(
-        messages=_messages(body),
+        messages=messages,
+        items=items,
         previous_id=body.previous_response_id or "",
+        has_new_system=bool(body.instructions),
         tools=tools,
         finds_calls=body.tool_choice != "none",
         template_args=template_args(
-            body.chat_template_kwargs, (body.reasoning or {}).get("effort"), "reasoning.effort"
+            body.chat_template_kwargs,
+            (body.reasoning or {}).get("effort"),
+            "reasoning.effort",
+            body.text.verbosity if body.text else None,
         ),
         max_new_tokens=body.max_output_tokens,
         top_logprobs=body.top_logprobs or 0,
-        sampling=SamplingOverrides(temperature=body.temperature, top_p=body.top_p),
+        sampling=body.overrides(),
         constraints=read_constraints(
             body.tool_choice, body.parallel_tool_calls, tools, wanted, "text.format"
         ),
@@ -136,24 +144,32 @@ def read_response(raw: bytes) -> tuple[ResponseRequest, ModelCall]:
 
 
 def _refuse_unsupported(body: ResponseRequest) -> None:
+    body.require_sampling()
     _DEFAULT_ONLY.require(body)
     _RANGES.require(body)
     if body.top_logprobs and not body.with_logprobs:
         reason = f"top_logprobs needs include: [{_LOGPROBS!r}]"
         raise BadRequestError(reason, param="top_logprobs")
-    if body.text is not None and body.text.verbosity not in (None, "medium"):
-        raise UnsupportedError("text.verbosity is not supported here", param="text.verbosity")
     unknown = set(body.include or ()) - set(_INCLUDES)
     if unknown:
         raise UnsupportedError(f"include: {min(unknown)!r} is not supported here", param="include")
 
 
-def _messages(body: ResponseRequest) -> tuple[ChatMessage, ...]:
+_Items = tuple[ChatMessage | ItemReference, ...]
+
+
+def _conversation(body: ResponseRequest) -> tuple[tuple[ChatMessage, ...], _Items]:
+    """Return the new messages, or the items if any of them is a reference."""
     new = read_items(body.input)
     if not new or (new == (ChatMessage("user", ""),)):
         raise BadRequestError("input: at least one item is needed", param="input")
-    refuse_prefill(new, "input")
-    return (ChatMessage("system", body.instructions), *new) if body.instructions else new
+    last = new[-1]
+    refuse_prefill((ChatMessage("assistant") if isinstance(last, ItemReference) else last,), "input")
+    system = (ChatMessage("system", body.instructions),) if body.instructions else ()
+    messages = [item for item in new if isinstance(item, ChatMessage)]
+    if len(messages) < len(new):
+        return (), (*system, *new)
+    return (*system, *merged(messages)), ()
 
 
 def _tools(tools: list[Any]) -> tuple[ToolSchema, ...]:
@@ -219,7 +235,10 @@ def _usage(completion: Completion) -> dict[str, Any]:
     prompt, sampled = completion.num_prompt_tokens, completion.num_sampled
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": completion.num_cached_tokens},
+        "input_tokens_details": {
+            "cached_tokens": completion.num_cached_tokens,
+            "cache_write_tokens": 0,
+        },
         "output_tokens": sampled,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": prompt + sampled,
@@ -237,6 +256,8 @@ class ResponseStream:
         self._open = ""  # type of the open item; empty if none is open
         self._text = ""  # text of the open item
         self._suffix = ""
+        self._name = ""  # of the open item, in its id
+        self._kinds: set[str] = set()  # types of the items so far
 
     def begin(self, opening: CallStart) -> bytes:
         """Encode the response without output."""
@@ -249,15 +270,16 @@ class ResponseStream:
         """Encode new reasoning and text."""
         events = b""
         if piece.delta.reasoning:
-            events += self._ensure_open("reasoning") + self._delta(piece.delta.reasoning)
+            events += self._more("reasoning", piece.delta.reasoning)
         if piece.delta.content:
-            events += self._ensure_open("message") + self._delta(piece.delta.content)
+            events += self._more("message", piece.delta.content)
         return events
 
     def choice(self, choice: ReplyChoice) -> bytes:
-        """Close the open item, then encode the tool calls."""
+        """Close the open item, then encode the tool calls; without any there is a message."""
         calls = choice.message.tool_calls
-        events = self._ensure_open("message") if self._index < 0 and not calls else b""
+        needs_message = not calls and "message" not in self._kinds
+        events = self._ensure_open("message") if needs_message else b""
         return events + self._close_item() + b"".join(map(self._call, calls))
 
     def end(self, completion: Completion) -> bytes:
@@ -282,11 +304,17 @@ class ResponseStream:
         prefix = "rs" if self._open == "reasoning" else "msg"
         return self._event(
             kind,
-            item_id=f"{prefix}_{self._suffix}",
+            item_id=f"{prefix}_{self._name}",
             output_index=self._index,
             content_index=0,
             **fields,
         )
+
+    def _more(self, kind: str, text: str) -> bytes:
+        """Encode text of this type without the line break that parts it from an earlier item."""
+        is_parted = kind in self._kinds and self._open != kind
+        events = self._ensure_open(kind)
+        return events + self._delta(text.removeprefix("\n") if is_parted else text)
 
     def _ensure_open(self, kind: str) -> bytes:
         """Open an item of this type unless it is open."""
@@ -294,6 +322,8 @@ class ResponseStream:
             return b""
         events = self._close_item()
         self._index, self._open, self._text = self._index + 1, kind, ""
+        self._name = f"{self._suffix}_{self._index}" if kind in self._kinds else self._suffix
+        self._kinds.add(kind)
         item = self._item("in_progress")
         events += self._event("response.output_item.added", output_index=self._index, item=item)
         if kind == "message":
@@ -322,9 +352,9 @@ class ResponseStream:
     def _item(self, status: str) -> dict[str, Any]:
         """Return the open item with its text so far."""
         if self._open == "reasoning":
-            return reasoning_item(self._suffix, self._text, status)
+            return reasoning_item(self._name, self._text, status)
         parts = [text_part(self._text)] if status == "completed" else []
-        return message_item(self._suffix, parts, status)
+        return message_item(self._name, parts, status)
 
     def _call(self, call: ToolCall) -> bytes:
         self._index += 1

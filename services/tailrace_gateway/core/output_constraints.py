@@ -30,17 +30,30 @@ def check_schema(constraints: OutputConstraints) -> None:
     """Refuse an invalid JSON Schema before sampling."""
     if constraints.json_schema is None:
         return
+    param = constraints.format_param
     try:
         jsonschema.Draft202012Validator.check_schema(constraints.json_schema)
-    except jsonschema.SchemaError as error:
-        reason = f"response_format: not a valid JSON Schema: {error.message}"
-        raise BadRequestError(reason, param="response_format") from error
-    resource = DRAFT202012.create_resource(constraints.json_schema)
-    try:
+        resource = DRAFT202012.create_resource(constraints.json_schema)
         _require_references(resource, _NO_NETWORK.resolver_with_root(resource))
+    except jsonschema.SchemaError as error:
+        reason = f"{param}: not a valid JSON Schema: {error.message}"
+        raise BadRequestError(reason, param=param) from error
     except Unresolvable as error:
-        reason = f"response_format: the schema has no part {error.ref!r}, which its $ref names"
-        raise BadRequestError(reason, param="response_format") from error
+        reason = f"{param}: the schema has no part {error.ref!r}, which its $ref names"
+        raise BadRequestError(reason, param=param) from error
+    except RecursionError as error:
+        reason = f"{param}: the schema is nested too deeply: name its parts in $defs"
+        raise BadRequestError(reason, param=param) from error
+
+
+def check_tools(tools: Sequence[ToolSchema]) -> None:
+    """Refuse tools that the ledger cannot keep before sampling."""
+    for tool in tools:
+        try:
+            msgspec.msgpack.encode(tool.parameters)
+        except OverflowError as error:
+            reason = f"tools: the parameters of {tool.name!r} have an integer of more than 64 bits"
+            raise BadRequestError(reason, param="tools") from error
 
 
 def _require_references(resource: Resource[Any], resolver: Any) -> None:

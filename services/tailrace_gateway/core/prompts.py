@@ -11,6 +11,7 @@ from tailrace.chat.long_texts import with_long_texts
 from tailrace.ledger import Prompt, Rendering
 from tailrace_gateway.core.call import ModelCall
 from tailrace_gateway.core.errors import BadRequestError, NotFoundError
+from tailrace_gateway.core.response_references import resolved
 from tailrace_gateway.core.session import Session
 from tailrace_protos.chat import ChatMessage
 
@@ -78,7 +79,7 @@ class PromptBuilder:
         Another replica may have recorded replies that are part of the caller's conversation.
         """
         is_known = not call.previous_id or session.has_call(call.previous_id)
-        if call.is_token_level or session.is_behind or not is_known:
+        if call.is_token_level or call.items or session.is_behind or not is_known:
             return ()
         prompts = await self.prompts(session, call)
         return () if any(one.role == "assistant" for one in prompts[0].messages) else prompts
@@ -87,16 +88,15 @@ class PromptBuilder:
 def _conversation(session: Session, call: ModelCall) -> tuple[ChatMessage, ...]:
     """Return the messages after those of the call that the request continues by its id.
 
-    A new system message replaces the system message of the conversation.
+    New instructions replace the system message of the conversation.
     """
+    new = resolved(session, call.items) if call.items else call.messages
     if not call.previous_id:
-        return call.messages
+        return new
     if not session.has_call(call.previous_id):
         reason = f"previous_response_id: there is no response {call.previous_id!r} in this session"
         raise NotFoundError(reason, param="previous_response_id")
-    earlier, new = tuple(session.ledger.messages(call.previous_id)), call.messages
-    if new and new[0].role == "system" and earlier and earlier[0].role == "system":
-        return (new[0], *earlier[1:], *new[1:])
-    if new and new[0].role == "system":
-        return (new[0], *earlier, *new[1:])
-    return (*earlier, *new)
+    earlier = tuple(session.ledger.messages(call.previous_id))
+    if not call.has_new_system:
+        return (*earlier, *new)
+    return (new[0], *(earlier[1:] if earlier[0].role == "system" else earlier), *new[1:])

@@ -25,7 +25,7 @@ from tailrace.channel.top_logprobs import top_logprob_arrays
 from tailrace.chat import ParsedReply, Renderer, ReplyDelta, ReplyStream
 from tailrace.clock import Clock
 from tailrace.ledger import Prompt
-from tailrace.sdk.policy import GenerationFailedError, TurnRequest
+from tailrace.sdk.policy import GenerationFailedError, PromptTooLongError, TurnRequest
 from tailrace.tracing import carried, episode
 from tailrace_gateway.core.call import (
     CallStart,
@@ -226,6 +226,7 @@ class Sampler:
         stream = (self._plain if call.is_token_level else chat).reply_stream(
             call.tools,
             stop=job.sampling.stop,
+            stop_token_ids=job.sampling.stop_token_ids,
             id_seed=choice_id(job.opening, index),
             finds_calls=call.finds_calls,
         )
@@ -297,6 +298,8 @@ def _choice(index: int, opening: CallStart, parsed: ParsedReply, generation: Gen
 
 
 def _failed(error: GenerationFailedError) -> ApiError:
+    if isinstance(error, PromptTooLongError):
+        return ContextOverflowError(error.num_prompt, error.limit_tokens)
     if error.num_attempts == 1:  # every server would refuse it
         return BadRequestError(f"the engine refuses the request: {error.reason}")
     return UnavailableError(f"no inference server answers: {error}", retry_after_s=_RETRY_AFTER_S)

@@ -13,6 +13,7 @@ from tailrace.ledger import Ledger, Prompt
 from tailrace_gateway.core.errors import ApiError, SessionOverError
 from tailrace_gateway.core.in_flight import InFlightCall
 from tailrace_protos.base import as_int32
+from tailrace_protos.chat import ToolCall
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.session import CallRefused, LedgerNode, OpenSession, RewardSet
 
@@ -68,8 +69,8 @@ class Session:
 
     @property
     def last_call_id(self) -> str:
-        """Id of the newest call; empty without calls."""
-        return next(reversed(self._nodes), "")
+        """Id of the newest call, of several choices the first; empty without calls."""
+        return self.ledger.last_call_id
 
     def has_call(self, completion_id: str) -> bool:
         """True if the ledger has a call of this id."""
@@ -78,6 +79,11 @@ class Session:
     def node(self, completion_id: str) -> LedgerNode:
         """Return a call of the ledger."""
         return self._nodes[completion_id]
+
+    def find_tool_call(self, call_id: str) -> ToolCall | None:
+        """Return the newest tool call of this id; None if no reply has one."""
+        made = (call for node in reversed(self._nodes.values()) for call in node.reply.tool_calls)
+        return next((call for call in made if call.id == call_id), None)
 
     def prompt_ids(self, completion_id: str) -> NDArray[np.int32]:
         """Return all prompt tokens [P] of a call."""
@@ -113,9 +119,10 @@ class Session:
         parsed: ParsedReply,
         completion_id: str,
         broken_constraint: str,
+        choice: int,
     ) -> LedgerNode:
         """Record a call that this replica sampled."""
-        node = self.ledger.record(prompt, generation, parsed, completion_id, broken_constraint)
+        node = self.ledger.record(prompt, generation, parsed, completion_id, broken_constraint, choice)
         self._nodes[completion_id] = node
         return node
 

@@ -15,15 +15,18 @@ from numpy.typing import NDArray
 from tailrace.chat import Renderer, TemplateError
 from tailrace_gateway.core.body import Body
 from tailrace_gateway.core.errors import BadRequestError
+from tailrace_gateway.core.exports import checked_reward
 from tailrace_gateway.core.openai_request import InMessage, InTool, conversation_of, read_tools
-from tailrace_protos.base import as_int32, as_uint8, pack_float32, pack_int32, pack_uint8
+from tailrace_gateway.core.openai_sampling import MAX_ID
+from tailrace_protos.base import PolicyVersion, as_int32, as_uint8, pack_float32, pack_int32, pack_uint8
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.generation import GIVEN_VERSION, TokenSpan
 from tailrace_protos.trajectory import TokenRow
 from tailrace_protos.weights import ModelCard
 
-_MAX_ID = (1 << 31) - 1
-_Span = tuple[int, str, Annotated[int, msgspec.Meta(ge=1)]]
+_LEAST = float(np.finfo(np.float32).min)
+_ROUNDING = 1e-3  # by which an engine's log-probability of a certain token may exceed 0
+_Span = tuple[PolicyVersion, str, Annotated[int, msgspec.Meta(ge=1)]]
 
 
 class RowMessage(InMessage, frozen=True):
@@ -41,15 +44,13 @@ class RowBody(Body, frozen=True, kw_only=True):
     spans: list[_Span] | None = None  # policy version, source, number of trained tokens
     turn_ends: list[int] | None = None
     turn_rewards: list[float] | None = None
+    turn_returns: list[float] | None = None
     messages: list[RowMessage] | None = None
     tools: list[InTool] | None = None
     reward: float | None = None  # left out: the episode's
-
-    # Fields of an export that the reader derives itself.
-    turn_returns: Any = None
-    conversation: int = 0
+    conversation: Annotated[int, msgspec.Meta(ge=0, le=MAX_ID)] = 0
     has_reward: bool = True
-    row_id: str = ""
+    row_id: str = ""  # of an export; the reader numbers the rows itself
 
 
 class TrajectoryReader:
@@ -57,7 +58,7 @@ class TrajectoryReader:
 
     def __init__(self, renderer: Renderer, card: ModelCard) -> None:
         self._renderer = renderer
-        self._max_id = card.vocabulary - 1 if card.vocabulary else _MAX_ID
+        self._max_id = card.vocabulary - 1 if card.vocabulary else MAX_ID
         self._max_tokens = card.context_tokens
 
     def read(
@@ -73,14 +74,16 @@ class TrajectoryReader:
             if (row.token_ids is None) == (row.messages is None):
                 reason = f"{place}: either token_ids or messages"
                 raise BadRequestError(reason, param=place)
-            own = reward if row.reward is None else row.reward
+            own = reward if row.reward is None else checked_reward(row.reward, f"{place}.reward")
             if row.messages is None:
-                read.append(self._token_row(row, place, own))
-                said = (ChatMessage("assistant", self._renderer.decode(_trained(read[-1]))),)
+                made = [self._token_row(row, place, own)]
+                said = (ChatMessage("assistant", self._renderer.decode(_trained(made[0]))),)
             else:
                 made, said = self._text_rows(row, place, own)
-                read += made
-            self._require_room(read[-1], place)
+            for one in made:
+                self._require_room(one, place)
+            of_row = {"conversation": row.conversation, "has_reward": row.has_reward}
+            read += [msgspec.structs.replace(one, **of_row) for one in made]
         if len(read) == 1:
             return tuple(read), said
         named = (msgspec.structs.replace(row, row_id=str(i)) for i, row in enumerate(read))
@@ -124,19 +127,35 @@ def _token_row(row: RowBody, place: str, reward: float) -> TokenRow:
     assert row.token_ids is not None
     num_tokens = len(row.token_ids)
     mask = _of_tokens(row.loss_mask or [], num_tokens, f"{place}.loss_mask")
-    is_mask = bool(mask.any()) and set(mask.tolist()) <= {0, 1}
-    _require(is_mask, f"{place}.loss_mask", "0 or 1 for every token, at least one 1")
+    is_mask = bool(mask[1:].any()) and set(mask.tolist()) <= {0, 1}
+    reason = "0 or 1 for every token, and a 1 after the first token, which nothing predicts"
+    _require(is_mask, f"{place}.loss_mask", reason)
     param = f"{place}.inference_logprobs"
     given = _of_tokens(row.inference_logprobs or [None] * num_tokens, num_tokens, param)
-    logprobs = np.where(mask == 1, given, 0).astype(np.float32)
-    _require(not np.any(logprobs > 0), param, "a log-probability is above 0")
+    logprobs = np.where(mask == 1, given, 0)
+    reason = "a log-probability is above 0, or so low that it is no float32"
+    _require(not np.any((logprobs > _ROUNDING) | (logprobs < _LEAST)), param, reason)
     num_trained = int(mask.sum())
     spans = tuple(TokenSpan(*span) for span in row.spans or [(GIVEN_VERSION, "", num_trained)])
     is_covered = sum(span.num_tokens for span in spans) == num_trained
     reason = "their numbers of tokens do not sum to that of the loss_mask"
     _require(is_covered, f"{place}.spans", reason)
+    versions = np.repeat([one.policy_version for one in spans], [one.num_tokens for one in spans])
+    is_missing = np.isnan(logprobs[mask == 1]) & (versions != GIVEN_VERSION)
+    reason = "null for a token that spans names a policy version for: give the number, or no spans"
+    _require(not is_missing.any(), param, reason)
     ids = np.array(row.token_ids, np.int32)
-    return _row(ids, mask, logprobs, spans, reward, row.turn_ends, row.turn_rewards)
+    logprobs = logprobs.astype(np.float32)
+    made = _row(ids, mask, logprobs, spans, reward, row.turn_ends, row.turn_rewards)
+    return _with_returns(made, row.turn_returns or (), f"{place}.turn_returns")
+
+
+def _with_returns(row: TokenRow, given: "Sequence[float]", param: str) -> TokenRow:
+    """Add the returns of the row's turns, if they are given."""
+    returns = [checked_reward(one, param) for one in given]
+    has_all = len(returns) in (0, len(as_int32(row.turn_ends)))
+    _require(has_all, param, "one for each turn, or none")
+    return msgspec.structs.replace(row, turn_returns=pack_float32(returns))
 
 
 def _of_tokens(
@@ -162,7 +181,8 @@ def _row(
 ) -> TokenRow:
     """Make a row; a turn is a stretch of trained tokens unless `turn_ends` says otherwise."""
     ends = list(turn_ends or (np.flatnonzero(np.diff(mask, append=0) == -1) + 1).tolist())
-    rewards = list(turn_rewards or [0.0] * (len(ends) - 1) + [reward])
+    given = turn_rewards or [0.0] * (len(ends) - 1) + [reward]
+    rewards = [checked_reward(one, "rows.turn_rewards") for one in given]
     if len(ends) != len(rewards) or ends != sorted(ends) or not 0 <= ends[0] <= ends[-1] <= len(ids):
         reason = "rows: turn_ends must ascend within the row, with one of turn_rewards each"
         raise BadRequestError(reason, param="rows")

@@ -72,13 +72,19 @@ class Listeners:
 
 
 def socket_path(server_id: str, state_dir: Path) -> Path:
-    """Path in the state directory, or in a private folder of /tmp if that path is too long."""
+    """Path in the state directory, or in a private folder of the temporary one if that is too long.
+
+    /tmp takes the place of a temporary folder with a long name of its own, as batch systems give.
+    """
     state_dir.mkdir(parents=True, exist_ok=True)
     path = state_dir / f"{server_id}.sock"
     if len(os.fsencode(path)) <= _MAX_IPC_PATH:
         return path
     digest = hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()
-    folder = Path(tempfile.gettempdir()) / f"tailrace-{os.getuid()}"
+    own = f"tailrace-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / own
+    if len(os.fsencode(folder / f"{digest}.sock")) > _MAX_IPC_PATH:
+        folder = Path("/tmp") / own
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()

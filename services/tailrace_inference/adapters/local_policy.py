@@ -7,9 +7,9 @@ from typing import NoReturn
 import msgspec
 
 from tailrace.channel.generation import Generation, TokenBuffer
-from tailrace.sdk.policy import GenerationFailedError, TurnRequest
+from tailrace.sdk.policy import GenerationFailedError, PromptTooLongError, TurnRequest
 from tailrace_inference.ports import Engine
-from tailrace_protos.generation import GenerateRequest, TokenChunk
+from tailrace_protos.generation import CallErrorCode, GenerateRequest, TokenChunk
 
 
 class LocalPolicy:
@@ -64,6 +64,9 @@ class LocalPolicy:
         if self._running.done():
             self._running.result()
         assert ledger.last is not None
-        if ledger.last.error is not None:
-            raise GenerationFailedError(call_id, 1, ledger.last.error.reason)
+        if (error := ledger.last.error) is not None:
+            if error.code is CallErrorCode.TOO_LONG:
+                num_prompt = len(request.prompt_ids) // 4
+                raise PromptTooLongError(call_id, num_prompt, error.limit_tokens)
+            raise GenerationFailedError(call_id, 1, error.reason)
         return ledger.generation()

@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 from tokenizers import Tokenizer
 
+from tailrace.clock import SteadyClock
 from tailrace.foreign import ForeignCodeError
 from tailrace_inference.adapters.sglang_calls import SGLangCall
 from tailrace_inference.adapters.sglang_settings import (
@@ -35,11 +36,12 @@ from tailrace_inference.adapters.staging import (
     HostStage,
     OwnFolder,
     StagedEngine,
+    is_runnable,
     max_sequence_tokens,
 )
-from tailrace_inference.config import WEIGHTS_DTYPES, InferenceConfig
+from tailrace_inference.config import LEAST_TEMPERATURES, WEIGHTS_DTYPES, InferenceConfig
 from tailrace_inference.core.calls import CallCounts
-from tailrace_inference.core.requests import InvalidRequestError, check_request, failed
+from tailrace_inference.core.requests import InvalidRequestError, check_request, failed, refused
 from tailrace_inference.engine.guided import Guides
 from tailrace_inference.engine.request import guide_spec
 from tailrace_inference.engine.stops import StopStrings
@@ -60,10 +62,10 @@ from tailrace_protos.weights import ModelCard
 T = TypeVar("T")
 
 _RETRY_AFTER_S = 0.5
-_CONTROL_S = 10.0  # deadline of a pause or resume
+_CONTROL_S = 60.0  # deadline of a pause or resume; a death ends it earlier
 _LOAD_S = 120.0  # deadline of a swap
 _BEAT_S = 0.25  # between two checks of the processes
-_SILENT_S = 1.0  # without an answer, processes that compute nothing hang
+_SILENT_S = 1.0  # without an answer, processes that compute nothing, and would not, hang
 _BUSY_S = 60.0  # without an answer, processes that compute hang
 
 
@@ -85,6 +87,7 @@ class SGLangEngine(StagedEngine):
         self._capacity_tokens = self._host_capacity_tokens = 0  # SGLang knows them when it has started
         self.features = EngineFeatures(
             stop_strings=self._tokenizer is not None,
+            least_temperature=LEAST_TEMPERATURES["sglang"],
             adapters=True,
             cache_salt=True,
             guided=self._tokenizer is not None,
@@ -137,22 +140,27 @@ class SGLangEngine(StagedEngine):
     async def _watch(self) -> NoReturn:
         """Checks that the processes live, answer or compute, and do what control calls ask for."""
         ping: Future[dict[str, int]] | None = None
-        answered_s = worked_s = time.monotonic()
+        clock = SteadyClock()  # a machine that was suspended has answered nothing, either
+        clock.begin()
+        answered_s = worked_s = clock.unix_s()
         cpu_s = 0.0
         while True:
             await self._beat()
-            now_s = time.monotonic()
-            seconds, is_working = self._work()
-            if is_working and seconds > cpu_s:
+            now_s = clock.unix_s()
+            before_s, (cpu_s, is_working) = cpu_s, self._work()
+            is_silent = ping is not None and not ping.done()
+            if is_working and (cpu_s > before_s or (is_silent and await self._is_starved())):
                 worked_s = now_s
-            cpu_s = seconds
-            if ping is None or ping.done():
+            if not is_silent:
                 answered_s = now_s
                 ping = self._sglang.call(self._sglang.mark())
             silent_s = now_s - answered_s
-            limit_s = _LOAD_S if self._is_swapping else _BUSY_S
-            if (silent_s > _SILENT_S and now_s - worked_s > _SILENT_S) or silent_s > limit_s:
+            if min(silent_s, now_s - worked_s) > _SILENT_S or silent_s > self._most_silent_s():
                 raise EngineFailedError(f"SGLang has not answered for {silent_s:.1f} s")
+
+    def _most_silent_s(self) -> float:
+        """Seconds without an answer that processes which compute may take."""
+        return _LOAD_S if self._is_swapping else _BUSY_S
 
     async def _beat(self) -> None:
         """Waits for the next look; raises the error of a control call that has failed."""
@@ -175,6 +183,11 @@ class SGLangEngine(StagedEngine):
             seconds += times.user + times.system
         return seconds, is_working
 
+    async def _is_starved(self) -> bool:
+        """Tells whether the processes would compute if the machine let them."""
+        pids = [process.pid for process in self._sglang.processes]
+        return await asyncio.to_thread(is_runnable, pids)
+
     def submit(self, request: GenerateRequest, on_chunk: OnChunk) -> None:
         """See `Engine`."""
         waiting = self.stats().num_waiting
@@ -186,7 +199,7 @@ class SGLangEngine(StagedEngine):
             prompt = check_request(request, self._max_len, self._stage.vocab_size, self.features)
             guide = guide_spec(request, self._guides)
         except InvalidRequestError as error:
-            on_chunk(failed(request.call_id, CallErrorCode.INVALID, str(error)))
+            on_chunk(refused(request.call_id, error))
             return
         self._num_calls += 1
         call = SGLangCall(f"{self._num_calls:015d}", request, on_chunk, len(prompt), self._counts)
@@ -338,6 +351,7 @@ class SGLangEngine(StagedEngine):
         return EngineStats(
             policy_version=self.policy_version,
             capacity_tokens=self._capacity_tokens,
+            max_sequence_tokens=self._max_len,
             used_tokens=used,
             cached_tokens=max(0, load.num_used_tokens - used) if load else 0,
             num_steps=int(decoding[0]),

@@ -115,7 +115,7 @@ class SGLangThread:
             signal.signal(signal.SIGQUIT, on_child_error)
         self._thread = threading.Thread(target=self._run, name="sglang", daemon=True)
         self._thread.start()
-        await asyncio.wrap_future(self._ready)
+        await asyncio.shield(asyncio.wrap_future(self._ready))  # the thread sets it whoever waits
 
     def _run(self) -> None:
         """Body of the thread."""
@@ -186,8 +186,10 @@ class SGLangThread:
         await self._manager.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
 
     def allow_sleep(self) -> None:
-        """Lets SGLang give its memory back; before `start`. It cannot on the CPU."""
-        self._arguments["enable_memory_saver"] = self._arguments.get("device") != "cpu"
+        """Lets SGLang give its memory back and keep its weights; before `start`. Not on the CPU."""
+        on_gpu = self._arguments.get("device") != "cpu"
+        # Without a copy on the host, the memory of weights comes back with undefined bytes.
+        self._arguments |= {"enable_memory_saver": on_gpu, "enable_weights_cpu_backup": on_gpu}
 
     async def sleep(self) -> None:
         """Gives the memory of weights, keys and values back, with the calls retracted."""

@@ -11,8 +11,9 @@ import shutil
 import tempfile
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +26,9 @@ from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.log import get_logger
 from tailrace.weights import TensorBytes
 from tailrace.weights.background import in_background
+from tailrace.weights.errors import SegmentSpaceError
 from tailrace.weights.files import packed_header
+from tailrace.weights.segment import NO_ROOM, default_folder
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.weights import WeightStage, host_bytes
 from tailrace_inference.ports import EngineRefusalError, NamedTensor, NotStagedError
@@ -38,7 +41,6 @@ SERVER_PID = "TAILRACE_SERVER_PID"  # names this server to the processes of an e
 FOLLOWER_FOLDER = "TAILRACE_FOLLOWER_FOLDER"  # the versions, on a node that only computes
 _WATCH_S = 1.0  # between two looks at the server
 _KILL_S = 0.5  # between two kills of what a start begins
-_MEMORY = Path("/dev/shm")
 _FOLDER, _LOCK = "tailrace-weights-", "lock"
 NUM_FILES = 2  # the version that is staged, and the one before
 
@@ -60,13 +62,31 @@ def _end_with(server: psutil.Process) -> None:
 def processor_seconds(pids: Iterable[int]) -> float:
     """Processor time of these processes and of all that they started."""
     total = 0.0
+    for each in _families(pids):
+        with contextlib.suppress(psutil.Error):
+            times = each.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def is_runnable(pids: Iterable[int]) -> bool:
+    """Tells whether a thread of these processes, or of what they started, computes or would.
+
+    A busy machine may give it no processor, or its disk may keep it.
+    """
+    for each in _families(pids):
+        for task in Path(f"/proc/{each.pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):  # it has ended
+                if task.read_bytes().rpartition(b")")[2][1:2] in (b"R", b"D"):
+                    return True
+    return False
+
+
+def _families(pids: Iterable[int]) -> Iterator[psutil.Process]:
     for pid in pids:
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(pid)
-            for each in (root, *root.children(recursive=True)):
-                times = each.cpu_times()
-                total += times.user + times.system
-    return total
+            yield from (root, *root.children(recursive=True))
 
 
 def kill_children(others: Collection[int] = ()) -> None:
@@ -135,23 +155,32 @@ def max_sequence_tokens(config: InferenceConfig, card: ModelCard) -> int:
 
 
 class OwnFolder:
-    """Folder in the host's memory with a lock that its process holds; it removes those of dead ones."""
+    """Folder in the host's memory with a lock that its process holds; it removes those of dead ones.
+
+    It goes with its owner, at the latest with the process: a start that is refused leaves none.
+    """
 
     def __init__(self, root: Path | None = None) -> None:
-        root = root or (_MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir()))
+        root = root or default_folder()
         for path in root.glob(f"{_FOLDER}*"):
             _remove_if_abandoned(path)
         unnamed = Path(
             tempfile.mkdtemp(prefix=f".{_FOLDER}", dir=root)
         )  # others see it once it is locked
-        self._lock = os.open(unnamed / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        lock = os.open(unnamed / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         self.path = unnamed.rename(root / unnamed.name.removeprefix("."))
+        self._removal = weakref.finalize(self, _remove_own, self.path, lock, os.getpid())
 
     def remove(self) -> None:
-        """Removes the folder and what is in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        """Removes the folder and what is in it; again it does nothing."""
+        self._removal()
+
+
+def _remove_own(path: Path, lock: int, owner: int) -> None:
+    if os.getpid() == owner:  # a fork has a copy of the object
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
 
 
 def _remove_if_abandoned(path: Path) -> None:
@@ -204,7 +233,10 @@ class HostStage:
         return self._write(policy_version, values)
 
     def _write(self, policy_version: int, values: dict[str, torch.Tensor]) -> Path:
-        """Writes a file over the oldest: memory that is in use already costs half of fresh memory."""
+        """Writes a file over the oldest: memory that is in use already costs half of fresh memory.
+
+        Raises `SegmentSpaceError` without room for it.
+        """
         path = self._folder.path / f"{policy_version}.safetensors"
         if path not in self._files and len(self._files) == NUM_FILES:
             self._files.pop(0).rename(path)
@@ -216,11 +248,19 @@ class HostStage:
             )
             for name, value in sorted(values.items(), key=lambda item: -item[1].element_size())
         ]  # fmt: skip
-        with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(packed_header(tensors, {}))
-            for tensor in tensors:
-                file.write(tensor.data)
-            file.truncate()
+        try:
+            with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "wb") as file:
+                file.write(packed_header(tensors, {}))
+                for tensor in tensors:
+                    file.write(tensor.data)
+                file.truncate()
+        except OSError as error:
+            self._files.remove(path)
+            path.unlink(missing_ok=True)  # a part of a version would take the room of the next
+            if error.errno not in NO_ROOM:
+                raise
+            num_bytes = sum(tensor.data.nbytes for tensor in tensors)
+            raise SegmentSpaceError(str(path.parent), num_bytes) from error
         return path
 
     def close(self) -> None:
@@ -247,7 +287,7 @@ class StagedEngine(ABC):
         """See `Engine`."""
         try:
             path = await in_background(self._stage.write, tensors, policy_version, base_version)
-        except (MemoryError, OSError, RuntimeError) as error:
+        except (MemoryError, OSError, RuntimeError, SegmentSpaceError) as error:
             raise NotStagedError(policy_version, f"{type(error).__name__}: {error}") from error
         if self._share is not None:
             await self._share(policy_version, path)

@@ -31,11 +31,17 @@ class VllmCall:
     max_new: int
     stops: StopStrings | None
     born_version: int  # active at `submit`
+    vocab_size: int = 0
     stream_tokens: int = STREAM_TOKENS  # of one output
     num_sent: int = 0
     guide: str = ""  # `GuideSpec`
     is_aborted: bool = False
     internal_id: str = ""  # vLLM's own
+
+    @property
+    def num_tops(self) -> int:
+        """Likeliest tokens of a step; vLLM's core dies of more than the vocabulary has."""
+        return min(self.request.top_logprobs, self.vocab_size)
 
     def sampling(self) -> VllmSampling:
         """Parameters of the call."""
@@ -57,7 +63,7 @@ class VllmCall:
             stop_token_ids=list(sampling.stop_token_ids),
             ignore_eos=True,
             max_tokens=self.max_new,
-            logprobs=self.request.top_logprobs,
+            logprobs=self.num_tops,
             flat_logprobs=True,
             detokenize=False,
             skip_clone=True,
@@ -68,14 +74,14 @@ class VllmCall:
         )
 
     def chunk(
-        self, made: Any, count: int, spans: tuple[TokenSpan, ...], vocab_size: int, counts: CallCounts
+        self, made: Any, count: int, spans: tuple[TokenSpan, ...], counts: CallCounts
     ) -> TokenChunk:
         """Builds a chunk of the first `count` tokens of an output, and counts them."""
         found = made.logprobs
         starts = [] if found is None else found.start_indices[:count]
         logprobs = np.array([found.logprobs[start] for start in starts], np.float32)
         tops, top_logprobs = EMPTY, EMPTY
-        width = min(self.request.top_logprobs, vocab_size)
+        width = self.num_tops
         if width and count:
             places = [range(start + 1, start + 1 + width) for start in starts]
             tops = pack_int32([found.token_ids[at] for place in places for at in place])

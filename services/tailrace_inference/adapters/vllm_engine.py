@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -27,6 +27,7 @@ from tailrace_inference.adapters.staging import (
     HostStage,
     OwnFolder,
     StagedEngine,
+    is_runnable,
     max_sequence_tokens,
     processor_seconds,
     token_bytes,
@@ -37,9 +38,9 @@ from tailrace_inference.adapters.start_log import StartLog
 from tailrace_inference.adapters.vllm_arguments import check_engine_args, engine_arguments
 from tailrace_inference.adapters.vllm_calls import STREAM_TOKENS, SchedulerStats, VllmCall, queue_s
 from tailrace_inference.adapters.vllm_release import release_id
-from tailrace_inference.config import WEIGHTS_DTYPES, InferenceConfig
+from tailrace_inference.config import LEAST_TEMPERATURES, WEIGHTS_DTYPES, InferenceConfig
 from tailrace_inference.core.calls import CallCounts, find_stop, version_spans
-from tailrace_inference.core.requests import InvalidRequestError, check_request, failed
+from tailrace_inference.core.requests import InvalidRequestError, check_request, failed, refused
 from tailrace_inference.engine.guided import Guides
 from tailrace_inference.engine.request import guide_spec
 from tailrace_inference.engine.stops import StopStrings
@@ -58,7 +59,7 @@ T = TypeVar("T")
 
 _CONTROL_S = 60.0  # deadline of a control call; a death ends it earlier
 _PING_S = 0.25  # between two questions whether the engine answers
-_HUNG_S = 1.0  # without an answer and without any processor time: stopped
+_HUNG_LOOKS = 4  # a second without an answer, any processor time or need of it: it hangs
 _STUCK_S = 120.0  # without an answer, but busy
 _RETRY_AFTER_S = 0.5
 
@@ -75,14 +76,13 @@ class VllmEngine(StagedEngine):
             seeds="engine",
             speculative=True,
             min_p="speculative_config" not in config.engine_args,
-            adapters=True,
-            cache_salt=True,
+            least_temperature=LEAST_TEMPERATURES["vllm"],
+            adapters=True, cache_salt=True, sleep=True,
             releases_prefixes=config.prefix_cache,
             guided=text is not None,
             weights_dtypes=WEIGHTS_DTYPES,
-            sleep=True,
             unread_settings=("forward", "step_in", "cpu_matmul"),
-        )
+        )  # fmt: skip
         self._card, self._config = card, config
         self._folder = OwnFolder()  # the model's configuration and the sockets
         self._calls: dict[str, VllmCall] = {}
@@ -139,31 +139,31 @@ class VllmEngine(StagedEngine):
         raise self._failure.exception() or EngineFailedError("vLLM ended")
 
     async def _watch_core(self) -> None:
-        """Asks the core again and again; a core that is busy may take longer to answer."""
-        answered_s, mark_s, used_s = time.monotonic(), 0.0, -1.0
+        """Asks the core again and again, and counts looks: one that was suspended was not silent."""
+        num_silent, used_s = 0, -1.0
         asking = asyncio.create_task(self._ping())
         while not self._failure.done():
             await asyncio.wait({asking}, timeout=_PING_S)
-            now_s = time.monotonic()
             if self._llm.errored:
                 self._fail("vLLM's engine core died")
             elif asking.done():
-                answered_s, used_s = now_s, -1.0
+                num_silent = 0
                 await asyncio.sleep(_PING_S)
                 asking = asyncio.create_task(self._ping())
-            elif used_s < 0 or now_s - mark_s > _HUNG_S:
-                before_s, used_s = used_s, await asyncio.to_thread(self._processor_seconds)
-                if used_s == before_s or now_s - answered_s > _STUCK_S:
-                    self._fail(f"vLLM's engine core has not answered for {now_s - answered_s:.1f} s")
-                mark_s = now_s
+            elif (num_silent := num_silent + 1) % _HUNG_LOOKS == 1:
+                before_s, used_s = used_s, await self._of_core(processor_seconds)
+                silent_s = num_silent * _PING_S
+                is_idle = num_silent > 1 and used_s == before_s
+                if silent_s > _STUCK_S or (is_idle and not await self._of_core(is_runnable)):
+                    self._fail(f"vLLM's engine core has not answered for {silent_s:.1f} s")
 
     async def _ping(self) -> None:
         with contextlib.suppress(EngineDeadError):
             await self._llm.is_paused()
 
-    def _processor_seconds(self) -> float:
+    async def _of_core(self, look: Callable[[list[int]], T]) -> T:
         processes = self._llm.engine_core.resources.engine_manager.processes
-        return processor_seconds(process.pid for process in processes)
+        return await asyncio.to_thread(look, [process.pid for process in processes])
 
     def _fail(self, reason: str) -> None:
         if not self._failure.done():
@@ -195,7 +195,7 @@ class VllmEngine(StagedEngine):
             prompt = check_request(request, self.max_len, self._stage.vocab_size, self.features)
             guide = guide_spec(request, self._guides)
         except InvalidRequestError as error:
-            on_chunk(failed(request.call_id, CallErrorCode.INVALID, str(error)))
+            on_chunk(refused(request.call_id, error))
             return
         stops = None
         if request.sampling.stop and self._tokenizer is not None:
@@ -203,14 +203,13 @@ class VllmEngine(StagedEngine):
             stops = StopStrings(self._tokenizer, request.sampling.stop, continued)
         max_new = min(request.max_new_tokens, self.max_len - len(prompt))
         call = VllmCall(request, on_chunk, len(prompt), max_new, stops, self._policy_version)
-        call.guide = guide
+        call.guide, call.vocab_size = guide, self._stage.vocab_size
         call.stream_tokens = min(STREAM_TOKENS, self._config.stream_chunk_tokens)
         self._calls[request.call_id] = call
         self._spawn(self._run(call, prompt.tolist()))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
+        self._tasks.add(task := asyncio.create_task(work))
         task.add_done_callback(self._run_ended)
 
     def _run_ended(self, task: asyncio.Task[None]) -> None:
@@ -248,7 +247,7 @@ class VllmEngine(StagedEngine):
         ids, reason = list(made.token_ids), made.finish_reason
         count, stop = find_stop(call.stops, ids, reason == "stop")
         spans = version_spans(self._version_starts(call, made), call.num_sent, count)
-        chunk = call.chunk(made, count, spans, self._stage.vocab_size, self._counts)
+        chunk = call.chunk(made, count, spans, self._counts)
         if self._config.kv_on_update == "keep":
             self._counts.stale += call.num_stale(spans)
         if stop is None and reason is None:
@@ -361,6 +360,7 @@ class VllmEngine(StagedEngine):
         return EngineStats(
             policy_version=self._policy_version,
             capacity_tokens=self._capacity_tokens,
+            max_sequence_tokens=self.max_len,
             used_tokens=int(seen.usage * self._capacity_tokens) if num_open else 0,
             num_running=min(seen.num_running, num_open),
             num_waiting=max(num_open - seen.num_running, 0),

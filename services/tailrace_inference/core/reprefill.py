@@ -9,6 +9,8 @@ import zlib
 from collections import OrderedDict
 from typing import NamedTuple
 
+from tailrace_inference.config import InferenceConfig
+from tailrace_inference.ports import EngineFeatures
 from tailrace_protos.generation import GenerateRequest, TokenChunk
 
 _MAX_EPISODES = 65_536  # the least recently used are forgotten
@@ -76,3 +78,13 @@ class ContextRecord:
         self._contexts.move_to_end(request.episode_id)
         if len(self._contexts) > _MAX_EPISODES:
             self._contexts.popitem(last=False)
+
+
+def kept_contexts(config: InferenceConfig, features: EngineFeatures) -> ContextRecord | None:
+    """Record for an engine that keeps contexts between turns; None for one that computes all again.
+
+    The scheduler gives servers fewer episodes while contexts leave their cache, which helps only there.
+    """
+    if not (config.prefix_cache and features.prefix_reuse):
+        return None
+    return ContextRecord(config.kv_block_tokens)

@@ -23,9 +23,27 @@ class InvalidRequestError(ValueError):
     """An invalid request; the message names the field and its bounds."""
 
 
+class LongPromptError(InvalidRequestError):
+    """A prompt without room for an answer. Attribute: `limit_tokens`."""
+
+    def __init__(self, num_prompt: int, limit_tokens: int) -> None:
+        super().__init__(
+            f"prompt_ids has {num_prompt} tokens; prompt and answer together may have {limit_tokens}"
+        )
+        self.limit_tokens = limit_tokens
+
+
 def failed(call_id: str, code: CallErrorCode, reason: str, retry_after_s: float = 0.0) -> TokenChunk:
     """The only chunk of a refused call."""
     return TokenChunk(call_id, error=CallError(code, reason, retry_after_s))
+
+
+def refused(call_id: str, error: InvalidRequestError) -> TokenChunk:
+    """The only chunk of an invalid call."""
+    if not isinstance(error, LongPromptError):
+        return failed(call_id, CallErrorCode.INVALID, str(error))
+    code, limit = CallErrorCode.TOO_LONG, error.limit_tokens
+    return TokenChunk(call_id, error=CallError(code, str(error), limit_tokens=limit))
 
 
 def check_request(
@@ -51,6 +69,11 @@ def _check_features(sampling: SamplingParams, features: EngineFeatures) -> None:
     if sampling.stop and not features.stop_strings:
         raise InvalidRequestError(
             "sampling.stop needs a tokenizer, but this engine has none: use stop_token_ids"
+        )
+    if 0 < sampling.temperature < features.least_temperature:
+        raise InvalidRequestError(
+            f"sampling.temperature is {sampling.temperature}: this engine takes 0 (greedy), or at "
+            f"least {features.least_temperature:g}"
         )
     if sampling.min_p and not features.min_p:
         raise InvalidRequestError(
@@ -82,9 +105,7 @@ def _check_counts(
     if request.max_new_tokens < 1:
         raise InvalidRequestError(f"max_new_tokens is {request.max_new_tokens}, must be at least 1")
     if num_prompt >= max_len:
-        raise InvalidRequestError(
-            f"prompt_ids has {num_prompt} tokens; prompt and answer together may have {max_len}"
-        )
+        raise LongPromptError(num_prompt, max_len)
     if not 0 <= request.top_logprobs <= max_top_logprobs:
         raise InvalidRequestError(
             f"top_logprobs is {request.top_logprobs}, must be in 0..{max_top_logprobs}"

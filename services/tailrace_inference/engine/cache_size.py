@@ -1,8 +1,8 @@
 """Size of the KV cache in tokens (pure).
 
 With `gpu_memory_utilization` the cache gets a share of the device's memory, less weights and
-activations. Weights count twice, since a new version is staged beside the active one; activations are
-an upper estimate.
+activations. Weights count twice, since a new version is staged beside the active one, and a third time
+where adapters are merged, since their base is kept; activations are an upper estimate.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,6 @@ from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.kv_cache import KVShape
 from tailrace_inference.ports import EngineRefusalError
 
-_WEIGHT_SETS = 2
 _LOGIT_BYTES = 16  # float32 logits, their sorted copy, probabilities and their sums
 _LAYER_WIDTHS = 12  # hidden states that one layer holds at a time
 
@@ -24,6 +23,7 @@ class Sizes(NamedTuple):
     element: int  # of an activation, a key or a value
     hidden_size: int  # elements
     vocab_size: int  # elements
+    merges_adapters: bool = False  # into a base that is held beside the active and the staged weights
 
 
 class DeviceError(EngineRefusalError):
@@ -66,10 +66,8 @@ def cache_tokens(
     activations = config.max_running * sizes.vocab_size * _LOGIT_BYTES
     activations += config.max_batched_tokens * sizes.hidden_size * _LAYER_WIDTHS * sizes.element
     share = int(config.gpu_memory_utilization * total_bytes)
-    room = min(
-        share - _WEIGHT_SETS * sizes.weights - activations,
-        free_bytes - (_WEIGHT_SETS - 1) * sizes.weights - activations,
-    )
+    beside = (2 if sizes.merges_adapters else 1) * sizes.weights  # the active ones are loaded
+    room = min(share - sizes.weights - beside - activations, free_bytes - beside - activations)
     token = sum(each.num_heads * (each.key_dim + each.value_dim) for each in layers) * sizes.element
     least = config.max_running * config.kv_block_tokens
     if room < least * token:

@@ -269,7 +269,9 @@ def torch_engine(card: ModelCard, config: InferenceConfig) -> EngineDriver:
     """The torch engine for a model card, not started; raises `EngineRefusalError`."""
     text = card.tokenizer_files.get("tokenizer.json")
     tokenizer = None if text is None else Tokenizer.from_str(text.decode())
-    engine = TorchEngine.from_config_json(card.config_json, config, tokenizer)
+    engine = TorchEngine.from_config_json(
+        card.config_json, config, tokenizer, merges_adapters=card.trains_adapters
+    )
     in_thread = config.step_in == "thread"
     if config.step_in == "auto":
         in_thread = engine.device_type != "cpu" or engine.num_parameters > _MAX_LOOP_PARAMETERS

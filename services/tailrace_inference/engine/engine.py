@@ -75,10 +75,16 @@ class TorchEngine(SteppedBase):
 
     @classmethod
     def from_config_json(
-        cls, config_json: bytes, config: InferenceConfig, tokenizer: Tokenizer | None = None
+        cls,
+        config_json: bytes,
+        config: InferenceConfig,
+        tokenizer: Tokenizer | None = None,
+        *,
+        merges_adapters: bool = False,
     ) -> "TorchEngine":
         """Builds the architecture of a `config.json`; `stage` and `apply` bring the weights."""
-        return cls(load_model(config_json, config), config, tokenizer)
+        model = load_model(config_json, config, merges_adapters=merges_adapters)
+        return cls(model, config, tokenizer)
 
     @property
     def device_type(self) -> str:
@@ -211,6 +217,7 @@ class TorchEngine(SteppedBase):
         return EngineStats(
             policy_version=self.policy_version,
             capacity_tokens=self.capacity_tokens,
+            max_sequence_tokens=self.max_len,
             used_tokens=self.capacity_tokens - (residency.pool.num_free + cached) * size,
             cached_tokens=cached * size,
             num_running=len(self._batch),

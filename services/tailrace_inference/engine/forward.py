@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.loaded_model import keep_weights
 from tailrace.model_probe import context_tokens
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.attention import UnsupportedModelError, register_attention
@@ -26,14 +27,17 @@ from tailrace_inference.engine.row_forward import TOKEN_LAYERS
 class LoadedModel:
     """A model on its device, with the chosen forward."""
 
-    def __init__(self, model: Any, config: InferenceConfig) -> None:
+    def __init__(self, model: Any, config: InferenceConfig, *, merges_adapters: bool = False) -> None:
         self.model: nn.Module = model
         self._config = config
+        self._merges_adapters = merges_adapters
         weight: Tensor = next(model.parameters())
         self.device: torch.device = weight.device
         self.dtype: torch.dtype = weight.dtype
         self.vocab_size = int(model.config.get_text_config().vocab_size)
         self._chooser = ForwardChooser(model, config, self._room)
+        # Measured once: later the cache and staged weights lie there too, and its size leaves room.
+        self._memory = _device_memory(self.device)
         self._take(self._chooser.choose(is_stirred=True))
 
     def recheck(self) -> bool:
@@ -55,7 +59,9 @@ class LoadedModel:
 
     def _room(self, layers: list[KVShape]) -> tuple[int, int]:
         """Tokens of the cache, and of the longest sequence."""
-        num_cached = _cache_tokens(self._config, self.model, layers)
+        num_cached = _cache_tokens(
+            self._config, self.model, layers, self._memory, self._merges_adapters
+        )
         return num_cached, max_sequence(self._config, self.model.config, num_cached)
 
 
@@ -70,14 +76,20 @@ def pick_device(config: InferenceConfig) -> torch.device:
     return torch.device(config.device)
 
 
-def load_model(config_json: bytes, config: InferenceConfig) -> LoadedModel:
-    """Builds the architecture with random weights; raises `UnsupportedModelError` or `DeviceError`."""
+def load_model(
+    config_json: bytes, config: InferenceConfig, *, merges_adapters: bool = False
+) -> LoadedModel:
+    """Builds the architecture with random weights; raises `UnsupportedModelError` or `DeviceError`.
+
+    `merges_adapters`: later versions are adapters alone.
+    """
     register_attention()
     try:
         select_matmul(config.cpu_matmul)
     except ValueError as error:
         raise DeviceError(f"inference.{error}") from error
-    return LoadedModel(build_model(config_json, config), config)
+    model = build_model(config_json, config)
+    return LoadedModel(model, config, merges_adapters=merges_adapters)
 
 
 def build_model(config_json: bytes, config: InferenceConfig) -> Any:
@@ -92,8 +104,17 @@ def build_model(config_json: bytes, config: InferenceConfig) -> Any:
         raise UnsupportedModelError(model_type, str(error.error)) from error
 
 
-def _cache_tokens(config: InferenceConfig, model: Any, layers: list[KVShape]) -> int:
-    """Tokens of the cache; raises `DeviceError` without room or without a CUDA device."""
+def _cache_tokens(
+    config: InferenceConfig,
+    model: Any,
+    layers: list[KVShape],
+    memory: tuple[int, int],
+    merges_adapters: bool,
+) -> int:
+    """Tokens of the cache; raises `DeviceError` without room or without a CUDA device.
+
+    `memory`: that of the device with one set of weights, see `_device_memory`.
+    """
     if layers is TOKEN_LAYERS:  # its sequences are kept elsewhere
         return config.kv_cache_tokens
     weight: Tensor = next(model.parameters())
@@ -108,13 +129,18 @@ def _cache_tokens(config: InferenceConfig, model: Any, layers: list[KVShape]) ->
         element=weight.element_size(),
         hidden_size=int(text_config.hidden_size),
         vocab_size=int(text_config.vocab_size),
+        merges_adapters=merges_adapters,
     )
-    is_cuda = weight.device.type == "cuda"
-    free, total = torch.cuda.mem_get_info(weight.device) if is_cuda else (0, 0)
+    free, total = memory
     try:
         return cache_tokens(config, layers, sizes, total, free)
     except NoRoomError as error:
         raise DeviceError(str(error)) from error
+
+
+def _device_memory(device: torch.device) -> tuple[int, int]:
+    """Bytes of the device that are free, and all of them; 0 of the CPU."""
+    return torch.cuda.mem_get_info(device) if device.type == "cuda" else (0, 0)
 
 
 def _build(config_json: bytes, config: InferenceConfig, device: torch.device) -> Any:
@@ -123,11 +149,15 @@ def _build(config_json: bytes, config: InferenceConfig, device: torch.device) ->
         prefix="tailrace-config-"
     ) as folder:  # some values need its reader
         (Path(folder) / "config.json").write_bytes(config_json)
-        hf_config: Any = AutoConfig.from_pretrained(folder)
+        hf_config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    for each in (hf_config, hf_config.get_text_config()):
+        if getattr(each, "output_router_logits", False):  # for a loss that no engine computes
+            each.output_router_logits = False
     dtype = _pick_dtype(config, hf_config, device)
     make: Any = AutoModelForCausalLM.from_config
     with torch.device(device):
         model = make(hf_config, dtype=dtype, attn_implementation="eager")
+    keep_weights(model)
     return model.eval().requires_grad_(False)
 
 

@@ -22,6 +22,7 @@ from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.log import get_logger
 from tailrace.model_probe import (
     forget_lengths,
+    ordinary_tokens,
     shortened,
     special_lengths,
     stirred,
@@ -332,10 +333,7 @@ def _pieces(num_tokens: int) -> Iterator[tuple[int, int]]:
 
 def drawn_sequences(model: Any, longest: int, seed: int) -> list[Tensor]:
     """Draws a short sequence of ordinary tokens, and one of `longest`."""
-    config: Any = model.config.get_text_config()
-    special = {value for name, value in vars(config).items() if name.endswith("_token_id")}
-    size = int(config.vocab_size)
-    known = [token for token in range(min(3, size - 1), min(size, 4000)) if token not in special]
+    known = ordinary_tokens(model.config, int(model.config.get_text_config().vocab_size))
     random, device = np.random.default_rng(seed), next(model.parameters()).device
     lengths = min(_BRIEF, longest), longest
     return [torch.from_numpy(random.choice(known, length)).to(device) for length in lengths]

@@ -136,6 +136,7 @@ class HfEngine(SteppedBase):
         return EngineStats(
             policy_version=self.policy_version,
             capacity_tokens=self._config.kv_cache_tokens,
+            max_sequence_tokens=self.max_len,
             used_tokens=self._batch.num_tokens,
             num_running=len(self._batch),
             num_waiting=self.num_waiting,

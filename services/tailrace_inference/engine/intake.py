@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from tailrace_inference.core.requests import InvalidRequestError, failed
+from tailrace_inference.core.requests import InvalidRequestError, failed, refused
 from tailrace_inference.engine.batch import Batch, EngineCall
 from tailrace_inference.engine.emitter import Emitter
 from tailrace_inference.engine.guided import Guides
@@ -78,7 +78,7 @@ class Intake:
                     self._guides_of(request),
                 )
             except InvalidRequestError as error:
-                on_chunk(failed(request.call_id, CallErrorCode.INVALID, str(error)))
+                on_chunk(refused(request.call_id, error))
                 continue
             call.submitted_s = submitted_s
             self.waiting.append(call)

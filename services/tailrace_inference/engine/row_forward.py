@@ -55,6 +55,8 @@ class RowForward:
             places = [flat - history.first + start for flat in mine]
             if places:
                 found |= zip(mine, self._row(history, places), strict=True)
+        if not found:  # all rows are in the middle of their prompts
+            return torch.empty(0, 0, device=ids.device)
         return torch.stack([found[flat] for flat in asked])
 
     def refresh(self) -> None:

@@ -138,11 +138,12 @@ class SteppedBase(ABC):
         """See `SteppedEngine`."""
         if not self.has_work():
             return False
+        released = self._intake.take_released()  # before aborts, of which each comes before its release
         aborted = self._intake.take_aborts()
         self._intake.read(self.max_len)
         for row in self._intake.end(aborted, self._batch, self._emitter):
             self._sampler.finish(row, self.policy_version, FinishReason.ABORT)
-        self._release(self._intake.take_released())
+        self._release(released)
         if not self._paused and self.policy_version >= 0:
             self._compute(time.perf_counter())
         return True

@@ -55,6 +55,7 @@ class WeightStage:
         self.targets: dict[str, Tensor] = names
         self._device = device
         self._base = _Base(-1, {})
+        self._stream: Any = None  # of copies on CUDA; torch reuses memory within one stream alone
 
     @property
     def base_version(self) -> int:
@@ -82,10 +83,11 @@ class WeightStage:
         if device.type != "cuda":
             yield
             return
-        stream = _STREAM(device)
-        with torch.cuda.stream(stream):
+        if self._stream is None:
+            self._stream = _STREAM(device)
+        with torch.cuda.stream(self._stream):
             yield
-        stream.synchronize()
+        self._stream.synchronize()
 
     def _load(
         self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None
@@ -171,7 +173,7 @@ class WeightStage:
                 raise WeightMismatchError(policy_version, f"the model has no tensor {tensor.name!r}")
             value = _read(tensor, scales.get(tensor.name), target, policy_version, self._device)
             earlier = values.get(id(target))
-            if earlier is not None and not torch.equal(earlier, value):
+            if earlier is not None and not _same_bits(earlier, value):
                 raise WeightMismatchError(
                     policy_version, f"{tensor.name!r} differs from a tensor to which it is tied"
                 )
@@ -181,6 +183,11 @@ class WeightStage:
             shown = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
             raise WeightMismatchError(policy_version, f"{len(missing)} tensors are missing: {shown}")
         return Staged(policy_version, list(targets.values()), list(values.values()))
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Compares bits: NaN equals no number, not even itself."""
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
 def _read(

@@ -21,17 +21,20 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailrace.config import ConfigError, RunConfig
+from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.log import get_logger
 from tailrace.object_store import is_url
-from tailrace_learner.adapters.checkpoint_copies import STATE_FILE, CheckpointCopies
+from tailrace_learner.adapters.checkpoint_copies import STATE_FILE, CheckpointCopies, fetch_start
 from tailrace_learner.adapters.hf_model import TrainableModel, build_tokenizer, scratch_architecture
 from tailrace_learner.adapters.model_source import fetched_folder
 from tailrace_learner.adapters.snapshots import OPTIMIZER_FILE, Snapshot
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.step.run_state import SCHEMA, RunState
+from tailrace_protos.base import UNREADABLE
 
 log = get_logger(__name__)
 
+START_FOLDER = "start"  # of a run directory: weights that the run began with, if no model has them
 _REPLACED = ".replaced-"  # prefix of a folder that is being replaced
 
 
@@ -71,6 +74,7 @@ class CheckpointFolder:
 
     def __init__(self, run_dir: Path, copies: CheckpointCopies | None = None) -> None:
         self.root = run_dir / "checkpoints"
+        self._start = run_dir / START_FOLDER
         self._copies = copies
 
     def write(self, snapshot: Snapshot, state: RunState) -> Path:
@@ -80,18 +84,20 @@ class CheckpointFolder:
         try:
             part.mkdir(parents=True)
             snapshot.loaded.model.save_pretrained(part, state_dict=snapshot.weights)
-            snapshot.loaded.tokenizer.save_pretrained(part)
+            with foreign_code("the tokenizer"):  # a full disk is no `OSError` for it
+                snapshot.loaded.tokenizer.save_pretrained(part)
             save_file(snapshot.optimizer, part / OPTIMIZER_FILE, snapshot.metadata(OPTIMIZER_FILE))
             for name, tensors in snapshot.others.items():
                 save_file(dict(tensors), part / name, snapshot.metadata(name))
             (part / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
             _sync_tree(part)
             _replace(part, target)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, ForeignCodeError) as error:
             shutil.rmtree(part, ignore_errors=True)
             raise CheckpointNotSavedError(target, str(error)) from error
         if self._copies is not None:
             try:
+                self._copy_start(self._copies, state)
                 self._copies.add(target)
             except OSError as error:
                 raise CheckpointNotSavedError(target, f"its copy failed: {error}") from error
@@ -103,6 +109,26 @@ class CheckpointFolder:
         saved_unix_s = own.state.saved_unix_s if own is not None else -math.inf
         if self._copies is not None:
             self._copies.fetch(self.root, lineages, saved_unix_s)
+
+    def restore_start(self, state: RunState, named: str = "") -> None:
+        """Fetch the weights that a checkpoint's reference began with, if no disk has them any more.
+
+        `named`: URL of the checkpoint; empty for one of this folder.
+        """
+        known = state.reference
+        if known is None or not Path(known.source).is_absolute():
+            return
+        if Path(known.source).is_dir() or self._start.is_dir():
+            return
+        if named:
+            fetch_start(named.rstrip("/").rpartition("/")[0], known.digest, self._start)
+        elif self._copies is not None:
+            self._copies.fetch_start(known.digest, self._start)
+
+    def _copy_start(self, copies: CheckpointCopies, state: RunState) -> None:
+        known = state.reference
+        if known is not None and known.source == str(self._start.absolute()):
+            copies.add_start(self._start, known.digest)
 
     def all(self, lineages: Container[str] | None = None) -> list[Checkpoint]:
         """Complete checkpoints of these lineages (None: all) in the order of saving.
@@ -152,10 +178,10 @@ class CheckpointFolder:
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read the checkpoint at `path`; `ConfigError` if there is none."""
-    path = path.expanduser().absolute()
+    path = Path(os.path.expanduser(path)).absolute()
     try:
         state = msgspec.json.decode((path / STATE_FILE).read_bytes(), type=RunState)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise ConfigError(
             f"resume_from_checkpoint: {path} is no checkpoint ({error}): "
             "give a folder checkpoints/step_<N>"
@@ -208,8 +234,9 @@ def _architecture(run: RunConfig, config: LearnerConfig) -> Any:
         source = (
             fetched_folder(run.pretrain, "pretrain") if is_url(run.pretrain) else Path(run.pretrain)
         )
-        return AutoConfig.from_pretrained(str(source.expanduser()))
-    except (OSError, ValueError) as error:
+        with foreign_code("transformers"):
+            return AutoConfig.from_pretrained(os.path.expanduser(source), trust_remote_code=False)
+    except (ConfigError, ForeignCodeError) as error:
         log.warning("checkpoint not compared with pretrain", pretrain=run.pretrain, error=str(error))
         return None
 

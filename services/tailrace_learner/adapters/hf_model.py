@@ -4,7 +4,9 @@ Master weights are float32. Dropout is switched off: training computes what the 
 """
 
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from tailrace.chat.model_files import present_folder
 from tailrace.config import ConfigError, RunConfig
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.loaded_model import keep_weights, name_ties, unfit_weights
 from tailrace.log import get_logger
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters.model_source import TOKENIZER_KEY, write_tokenizer
@@ -27,6 +30,7 @@ from tailrace_learner.core.cpu.fast_layer import use_cpu_kernels
 from tailrace_learner.core.cpu.kernels import select_matmul
 from tailrace_learner.core.cpu.replacing import use_own_forwards
 from tailrace_learner.core.model import attention
+from tailrace_learner.core.model.first_layers import first_layers_on
 from tailrace_learner.core.model.forward_path import ForwardPath, UntrainableModelError
 from tailrace_learner.core.model.path_check import Wish, choose_path, no_kernels
 from tailrace_learner.core.model.policy import PolicyModel
@@ -73,31 +77,38 @@ def load_model(
     """
     name = str(present_folder(source, key) or source)
     load: Any = AutoModelForCausalLM.from_pretrained
+    _check_attention(config)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        _check_attention(config)
         with foreign_code("transformers"):
-            architecture = _unquantized(AutoConfig.from_pretrained(name))
+            architecture = _unquantized(AutoConfig.from_pretrained(name, trust_remote_code=False))
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
             model, info = load(
                 name,
                 config=architecture,
                 dtype=torch.float32,
                 attn_implementation="eager",
+                ignore_mismatched_sizes=True,  # they are named here
                 output_loading_info=True,
+                trust_remote_code=False,  # no question on the terminal
             )
-    except (OSError, ValueError, ForeignCodeError) as error:
-        reason = error.error if isinstance(error, ForeignCodeError) else error
+    except ForeignCodeError as error:
         raise ConfigError(
-            f"{key}: cannot load {source!r}: {reason}. Give a directory with config.json, weights and "
-            "tokenizer, or a model of the hub that can be reached from here"
+            f"{key}: cannot load {source!r}: {_reason(error.error)}. Give a directory with "
+            "config.json, weights and tokenizer, or a model of the hub that can be reached from here"
         ) from error
-    missing = set(info["missing_keys"]) - (set() if needs_head else _head_weights(model))
-    if missing:
-        raise ConfigError(
-            f"{key}: {source!r} lacks the weights of {', '.join(sorted(missing)[:3])}, which would be "
-            "random: give a whole model for text generation"
-        )
+    allowed: set[str] = set() if needs_head else _head_weights(model)
+    if reason := unfit_weights(model, info, allowed):
+        raise ConfigError(f"{key}: {source!r} {reason}")
+    name_ties(model)
     return TrainableModel(prepared(model, config), tokenizer)
+
+
+def _reason(error: Exception) -> str:
+    """Reason why transformers loads no model, in one line, without advice that nothing here takes."""
+    text = " ".join(str(error).split()).partition(" Model type should be one of")[0]
+    if "trust_remote_code" in text:
+        return "it needs code of its own (auto_map in config.json), which is not run"
+    return text or type(error).__name__
 
 
 def _unquantized(architecture: Any) -> Any:
@@ -147,9 +158,12 @@ def scratch_architecture(scratch: FromScratch, tokenizer: Any) -> Any:
     ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
     known = {"vocab_size": len(tokenizer), "initializer_range": scratch.init_std, **ids}
     try:
-        architecture = AutoConfig.for_model(scratch.model_type, **(known | scratch.config))
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"learner.from_scratch: {error}") from error
+        with foreign_code("transformers"):
+            architecture = AutoConfig.for_model(scratch.model_type, **(known | scratch.config))
+    except ForeignCodeError as error:
+        raise ConfigError(
+            f"learner.from_scratch: {_reason(error.error)}: correct its config"
+        ) from error
     if architecture.vocab_size < len(tokenizer):
         raise ConfigError(
             f"learner.from_scratch.config.vocab_size {architecture.vocab_size} is less than the "
@@ -199,6 +213,7 @@ def prepared(model: Any, config: LearnerConfig) -> Any:
     the whole model. The caller must move a model that is not cut.
     """
     _drop_nothing(model)
+    keep_weights(model)
     device = pick_device(config)
     if config.strategy_args.resolved_name != "fsdp2":
         model.to(device)
@@ -227,9 +242,13 @@ def _drop_nothing(model: Any) -> None:
 
 
 def pick_path(model: Any, config: LearnerConfig) -> ForwardPath:
-    """Choose the way of rows through the model as it is now; `ConfigError` if none is right."""
+    """Choose the way of rows through the model as it is now; `ConfigError` if none is right.
+
+    It is checked on the device on which it will run, where a model that waits on the host to be cut is
+    checked in its first layers.
+    """
     attention.register()
-    args, is_cpu = config.model_args, model.device.type == "cpu"
+    args, device = config.model_args, pick_device(config)
     is_packed = args.attn_implementation == "packed"
     wish = Wish(
         attention=attention.IMPLEMENTATION if is_packed else args.attn_implementation,
@@ -237,11 +256,16 @@ def pick_path(model: Any, config: LearnerConfig) -> ForwardPath:
         rows=args.forward != "packed",
         shares_prefixes=config.shares_prefixes,
         autocast=args.dtype == "bfloat16",
-        speed_up=use_cpu_kernels if is_cpu else no_kernels,
+        speed_up=use_cpu_kernels if device.type == "cpu" else no_kernels,
         slow_down=use_own_forwards,
     )
+    began_s, waits = time.monotonic(), model.device.type != device.type
+    seen: dict[str, Any] = {}
     try:
-        path = choose_path(model, wish)
+        with first_layers_on(model, device) if waits else nullcontext() as num_layers:
+            if waits:
+                seen = {"num_layers_checked": num_layers, "device": model.device.type}
+            path = choose_path(model, wish)
     except UntrainableModelError as error:
         remedy = (
             "set learner.model_args.forward to auto, which then computes each row by itself"
@@ -249,8 +273,10 @@ def pick_path(model: Any, config: LearnerConfig) -> ForwardPath:
             else "use another model (docs/models.md)"
         )
         raise ConfigError(f"{error}: {remedy}") from error
-    slower = {"slower_because": path.reason} if path.reason else {}
-    log.info("path of rows", model_type=model.config.model_type, path=path.name, **slower)
+    if path.reason:
+        seen["slower_because"] = path.reason
+    took_s = round(time.monotonic() - began_s, 1)
+    log.info("path of rows", model_type=model.config.model_type, path=path.name, took_s=took_s, **seen)
     return path
 
 
@@ -289,7 +315,7 @@ def model_card(loaded: TrainableModel, config: LearnerConfig) -> ModelCard:
         loaded.model.config.save_pretrained(folder)
         loaded.model.config.dtype = kept
         config_json = (Path(folder) / "config.json").read_bytes()
-    return ModelCard(config_json=config_json, tokenizer_files=written)
+    return ModelCard(config_json, written, trains_adapters=config.lora is not None)
 
 
 def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:

@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tailrace.config import ConfigError, advertised_host
+from tailrace.import_path import module_options
 from tailrace.log import get_logger
 from tailrace.runtime import Args
 from tailrace.runtime.service import CLOSE_TIMEOUT_S
@@ -39,6 +40,11 @@ def checked_config(args: Args) -> LearnerConfig:
         check_with_run(config, args.run)
     except ValueError as error:
         raise ConfigError(f"{args.config}: {error}") from error
+    if args.run.colocated and (num_nodes := Nodes.from_env().num) > 1:
+        raise ConfigError(
+            f"{args.config}: colocated: the learner takes turns with servers of one machine, and it "
+            f"has {num_nodes} nodes (TAILRACE_NUM_NODES): give it one, or set colocated: false"
+        )
     return config
 
 
@@ -104,13 +110,16 @@ def run_ranks(args: StrategyArgs, drain_s: float, module: str, argv: Sequence[st
         log.info("waits for the other nodes", node=nodes.rank, num_nodes=nodes.num, master=nodes.master)
         watch = NodeWatch(nodes, told)
     try:
-        elastic_launch(launch, sys.executable)("-m", module, *argv)
+        elastic_launch(launch, sys.executable)(*module_options(os.environ), module, *argv)
     except ChildFailedError as error:
         return _exit_code(error)
     except SignalException:  # a signal to end: the ranks have drained
         if watch is not None:
             watch.leave()
         return 0
+    finally:
+        if watch is not None:
+            watch.end()
     return 0 if is_one else _EXIT_FAILED  # another node was told to end: this one must start again
 
 

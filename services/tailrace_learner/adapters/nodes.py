@@ -114,12 +114,19 @@ def when_a_node_stops(nodes: Nodes, tell: Callable[[str], None]) -> None:
 
 
 class NodeWatch:
-    """Watch over the other nodes for the rest of this process; `told`: this one is told to end."""
+    """Watch over the other nodes, until `end`; `told`: this one is told to end."""
 
     def __init__(self, nodes: Nodes, told: threading.Event) -> None:
         self._nodes, self._told = nodes, told
+        self._ended = threading.Event()
         self._beats: _Beats | None = None
-        threading.Thread(target=self._watch, name="nodes", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, name="nodes", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """End the watch: a thread inside torch would abort a process that ends, and its exit code."""
+        self._ended.set()
+        self._thread.join(_SILENT_S)
 
     def leave(self) -> None:
         """Tell the other nodes that the ranks of this one have ended."""
@@ -130,15 +137,16 @@ class NodeWatch:
     def _watch(self) -> None:
         try:
             self._beats = beats = _Beats(self._nodes)
-            while not self._told.wait(_BEAT_S):
+            while not self._told.wait(_BEAT_S) and not self._ended.is_set():
                 beats.exchange()
                 beats.check_nobody_left()
-            beats.tell_stop()
-            while True:
+            if self._told.is_set():
+                beats.tell_stop()
+            while not self._ended.wait(_BEAT_S):
                 beats.exchange()
-                time.sleep(_BEAT_S)
         except (_NodeLostError, RuntimeError) as error:  # torch's errors of a store are RuntimeErrors
-            time.sleep(_GRACE_S)
+            if self._ended.wait(_GRACE_S):
+                return
             log.error("node lost", node=self._nodes.rank, reason=str(error).partition("\n")[0])
             os._exit(_EXIT_FAILED)
 

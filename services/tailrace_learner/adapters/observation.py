@@ -28,6 +28,7 @@ _UNNAMED_REMEDY = (
     "set granularity: step for loops and workflows, or use another adv_estimator: turns whose "
     "observation is not known have no step advantage"
 )
+_MAX_UNREAD_STEPS = 20
 _FLAW_REMEDY = (
     "they are left out, the other members stay; check that agents and learner have the same version"
 )
@@ -63,11 +64,32 @@ def observe_step(step: int, timing: Timing, numbers: dict[str, float | None]) ->
         log.warning("turns without observation", step=step, num_turns=num_turns, remedy=_UNNAMED_REMEDY)
 
 
-def observe_drift(numbers: dict[str, float | None]) -> None:
-    """Shows how far the servers' log-probabilities are from the learner's."""
-    for name, error in numbers.items():
-        if name.startswith(DRIFT) and error is not None:
-            metrics.DRIFT.labels(name.removeprefix(DRIFT)).set(error)
+class DriftSeries:
+    """Exports how far the servers' log-probabilities are from the learner's.
+
+    A server that is gone keeps no series: an alert would hold to the end of the run.
+    """
+
+    def __init__(self) -> None:
+        self._unread_steps: dict[str, int] = {}  # by server id: steps without a reading
+
+    def show(self, numbers: dict[str, float | None]) -> None:
+        """Shows the readings of a step; a server may have none in a few steps."""
+        for server_id in self._unread_steps:
+            self._unread_steps[server_id] += 1
+        for name, error in numbers.items():
+            if name.startswith(DRIFT) and error is not None:
+                server_id = name.removeprefix(DRIFT)
+                metrics.DRIFT.labels(server_id).set(error)
+                self._unread_steps[server_id] = 0
+        for server_id, num_steps in list(self._unread_steps.items()):
+            if num_steps > _MAX_UNREAD_STEPS:
+                metrics.DRIFT.remove(server_id)
+                del self._unread_steps[server_id]
+        _tell_of_shared_drift(numbers)
+
+
+def _tell_of_shared_drift(numbers: dict[str, float | None]) -> None:
     if num_servers := numbers.get("num_servers_beyond_mismatch"):
         log.error(
             "all servers differ from the learner, none is quarantined",

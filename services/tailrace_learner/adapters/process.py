@@ -102,7 +102,7 @@ class _Process:
             leftovers = checkpoint.state
             await self.tell_untold(checkpoint)
             await self.buffer.commit_checkpoint(
-                leftovers.entry_ids, saved_event(leftovers, str(checkpoint.path))
+                leftovers.released_ids, saved_event(leftovers, str(checkpoint.path))
             )
         await self.buffer.rebase_credit(state.num_trained_groups)
         counters = await self.buffer.counters()
@@ -151,9 +151,16 @@ class _Process:
                 found = _named_checkpoint(str(resume))
             case Origin.NEWEST:
                 found = self._newest_of_any_run(known)
-        if found is not None and (keys := changed_keys(found.state, self.experiment)):
-            log.warning("the experiment changed since the checkpoint was saved", keys=keys)
+        if found is not None:
+            self._take_up(found, str(resume))
         return found
+
+    def _take_up(self, found: Checkpoint, resume: str) -> None:
+        """Fetch what the checkpoint's run began with; tell what the experiment has changed since."""
+        is_fetched = found.path.parent != self.folder.root.absolute() and is_url(resume)
+        self.folder.restore_start(found.state, resume if is_fetched else "")
+        if keys := changed_keys(found.state, self.experiment):
+            log.warning("the experiment changed since the checkpoint was saved", keys=keys)
 
     def _newest_of_any_run(self, known: Set[str]) -> Checkpoint | None:
         found = self.folder.newest()

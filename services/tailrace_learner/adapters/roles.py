@@ -5,7 +5,8 @@ unless the configuration names others. A reference keeps its weights through eve
 checks that.
 
 The weights of a run's start are those of `pretrain`. A run that begins from scratch or warm-starts
-keeps them in `<run_dir>/start/`, a model directory like that of a checkpoint.
+keeps them in `<run_dir>/start/`, a model directory like that of a checkpoint. A run directory may be
+moved, or come back from an object store.
 """
 
 import hashlib
@@ -19,8 +20,9 @@ from typing import Any
 
 import torch
 
+from tailrace.chat.model_files import Vocabulary, check_same_tokens
 from tailrace.config import ConfigError, RunConfig
-from tailrace_learner.adapters.checkpoints import read_checkpoint
+from tailrace_learner.adapters.checkpoints import START_FOLDER, read_checkpoint
 from tailrace_learner.adapters.hf_model import TrainableModel, load_model, make_policy, narrow
 from tailrace_learner.adapters.snapshots import host_weights, load_critic
 from tailrace_learner.adapters.strategies.base import Strategy
@@ -54,7 +56,7 @@ class RoleMaker:
         self._config = config
         self._policy = policy
         self._strategy = strategy
-        self._vocabulary = loaded.model.config.get_text_config().vocab_size
+        self._loaded = loaded
         self._checkpoint = checkpoint
         self._saved: RunState | None = read_checkpoint(Path(checkpoint)).state if checkpoint else None
         self._start: Callable[[], str] = cache(lambda: keep_start(run, config, loaded, strategy))
@@ -101,7 +103,9 @@ class RoleMaker:
                 f"{_REFERENCE_KEY}: the run began without a reference and the weights of its "
                 f"start were not kept: name some, for example {self._checkpoint}"
             )
-        return found
+        here = self._run.run_dir / START_FOLDER
+        is_gone = Path(found).is_absolute() and not Path(found).is_dir()
+        return str(here) if is_gone and here.is_dir() else found
 
     def _critic(self) -> CriticTrainer:
         config, args = self._config, self._config.critic
@@ -124,13 +128,13 @@ class RoleMaker:
 
     def _load(self, source: str, key: str, *, needs_head: bool = True) -> TrainableModel:
         loaded = load_model(source, self._config, key, needs_head=needs_head)
-        vocabulary = loaded.model.config.get_text_config().vocab_size
-        if vocabulary != self._vocabulary:
-            raise ConfigError(
-                f"{key}: the vocabulary of {source!r} has {vocabulary} tokens, the policy's "
-                f"{self._vocabulary}: use a model with the policy's tokenizer"
-            )
+        check_same_tokens(key, source, _vocabulary(self._loaded), _vocabulary(loaded))
         return loaded
+
+
+def _vocabulary(loaded: TrainableModel) -> Vocabulary:
+    num_vectors = int(loaded.model.config.get_text_config().vocab_size)
+    return Vocabulary(loaded.tokenizer.get_vocab(), num_vectors)
 
 
 def _width(text_config: Any) -> int:
@@ -149,7 +153,7 @@ def keep_start(
     """Keep the current weights, those of the start; returns where to load them from (collective)."""
     if found := pretrained_start(run, config):
         return found
-    folder = run.run_dir / "start"
+    folder = run.run_dir / START_FOLDER
     weights = host_weights(loaded.model, strategy)
     if strategy.world.rank == 0:
         part = folder.with_name(".part-start")
@@ -174,5 +178,5 @@ def weights_digest(model: Any) -> str:
 
 def absolute(source: str) -> str:
     """Full path of a directory; a name of the hub unchanged."""
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     return str(path.absolute()) if path.is_dir() else source

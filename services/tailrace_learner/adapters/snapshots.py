@@ -107,7 +107,7 @@ def load_optimizer(
                 if not kept:
                     continue  # a parameter that never had a gradient
                 shape = strategy.shape(parameter)
-                if any(v.dim() == len(shape) and tuple(v.shape) != shape for v in kept.values()):
+                if any(_is_of_another(value, shape) for value in kept.values()):
                     raise ConfigError(
                         f"resume_from_checkpoint: {path}: optimizer state of {name} has another shape"
                     )
@@ -177,3 +177,9 @@ def _check(folder: Path, weights: dict[str, Tensor], critic: Critic) -> None:
 
 def _host_copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _is_of_another(moment: Tensor, shape: tuple[int, ...]) -> bool:
+    """True for a moment of a parameter of another shape; one of whole rows or columns has size 1."""
+    pairs = zip(moment.shape, shape, strict=False)
+    return moment.dim() == len(shape) and any(size not in (1, wanted) for size, wanted in pairs)

@@ -87,12 +87,23 @@ def _answer(function: Function, call: ScoringCall, runner: asyncio.Runner) -> Re
         if inspect.isawaitable(value):
             value = runner.run(_await(value))
         with foreign_code("the function"):
-            return Returned(float(value))
+            return _returned(value)
     except ForeignCodeError as error:
         place = "" if call.function == SCORE_ADDRESS else place_of(error.error)
         return Returned(error=f"raised {told(error.error)}{place}")
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
+
+
+def _returned(value: Any) -> Returned:
+    """The function's number; an error for anything else, also for text that looks like one."""
+    kind = type(value).__name__
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        return Returned(error=f"returned {kind}: let it return one number")
+    try:
+        return Returned(float(value))
+    except (TypeError, ValueError, OverflowError) as error:
+        return Returned(error=f"returned {kind}, and that is no one number ({error}): correct it")
 
 
 async def _await(value: Any) -> Any:

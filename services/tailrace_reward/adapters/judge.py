@@ -18,6 +18,7 @@ from tailrace.config import ConfigError
 from tailrace.config.suggestions import not_one_of
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.log import get_logger
+from tailrace.proxy import proxy_for
 from tailrace.retry import Backoff
 from tailrace_protos import subjects
 from tailrace_protos.generation import SamplingParams
@@ -144,13 +145,16 @@ class Judge:
         if self._session is not None:
             await self._session.close()
 
-    def _body(self, item: ScoreItem) -> dict[str, Any]:
-        args = self._args
+    def prompt_for(self, item: ScoreItem) -> str:
+        """Text of the request; `ComponentFailedError` if the template cannot be filled in."""
         try:
             with foreign_code("judge.prompt"):
-                prompt = self._prompt.render(template_names(item))
+                return self._prompt.render(template_names(item))
         except ForeignCodeError as error:
             raise self._failure(f"cannot be asked: judge.prompt: {error.error}") from error
+
+    def _body(self, item: ScoreItem) -> dict[str, Any]:
+        args, prompt = self._args, self.prompt_for(item)
         told = [{"role": "system", "content": args.system_prompt}] if args.system_prompt else []
         body = {
             "model": args.model or "policy",
@@ -192,7 +196,9 @@ class Judge:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = aiohttp.ClientTimeout(total=self._args.attempt_timeout_s)
         try:
-            posted = self._open().post(url, json=body, headers=headers, timeout=timeout)
+            posted = self._open().post(
+                url, json=body, headers=headers, timeout=timeout, proxy=proxy_for(url)
+            )
             async with posted as response:
                 text = await response.text()
                 if response.status in _RETRIED:

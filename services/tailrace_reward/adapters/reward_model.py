@@ -22,6 +22,7 @@ from transformers import (
 from tailrace.chat.model_files import present_folder, read_chat_model, read_model_card
 from tailrace.chat.template import TemplateError
 from tailrace.config import ConfigError
+from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.model_probe import context_tokens
 from tailrace_protos.reward import ScoreItem
 from tailrace_reward import metrics
@@ -125,15 +126,17 @@ def _load(folder: Path, name: str, args: RewardModelArgs) -> tuple[Any, bool]:
     """The model on its device, and whether it has a value for every token."""
     device = _device(args)
     try:
-        config = AutoConfig.from_pretrained(folder)
-        scores_tokens = any(kind.endswith(_TOKENS) for kind in config.architectures or ())
-        maker: Any = (
-            AutoModelForTokenClassification if scores_tokens else AutoModelForSequenceClassification
-        )
-        dtype = args.dtype if args.dtype != "auto" or device.type == "cuda" else "float32"
-        model, info = maker.from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"reward model {name}: {str(error).splitlines()[0]}") from error
+        with foreign_code("transformers"):
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            scores_tokens = any(kind.endswith(_TOKENS) for kind in config.architectures or ())
+            maker: Any = (
+                AutoModelForTokenClassification if scores_tokens else AutoModelForSequenceClassification
+            )
+            dtype = args.dtype if args.dtype != "auto" or device.type == "cuda" else "float32"
+            model, info = maker.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    except ForeignCodeError as error:
+        reason = " ".join(str(error.error).split())
+        raise ConfigError(f"reward model {name} cannot be loaded: {reason}") from error
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"])[:3])
         raise ConfigError(f"reward model {name}: it is none, for it lacks the weights of {missing}")

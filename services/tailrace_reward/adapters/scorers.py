@@ -22,6 +22,7 @@ _TOOL = "python"
 _MAX_TESTS = 20
 _TEST_S = 10.0
 _AT_ONCE = 8  # tests of one program
+_NO_FILE = ""  # which no program can make: a large file would be no verdict
 _NO_VERDICT = (ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.INVALID_ARGUMENTS, ToolErrorKind.TOO_LARGE)
 
 MakeScorer = Callable[[float, Mapping[str, Any]], Component]  # of timeout_s and arguments
@@ -114,7 +115,7 @@ class SandboxTests:
             "code": test.code,
             "stdin": test.stdin,
             "timeout_s": self._timeout_s,
-            "outputs": ["no file"],  # so that the result is an object
+            "outputs": [_NO_FILE],  # so that the result is an object
         }
         result = await session.call(ToolCall("test", _TOOL, json.dumps(arguments)))
         found = _ended(result)

@@ -11,10 +11,10 @@ from tailrace_sandbox.engine.files import Collected
 
 UNPACK = ("tar", "-x", "-f", "-")
 _TIMEOUT_S = 30.0
-_MAX_LIST_BYTES = 1 << 20
+_MAX_LIST_BYTES = 4 << 20
 _MAX_FILES = 64  # that come back from one call; each is a command of its own
 _BETWEEN = "/"  # no name looks like this
-_LIST = "find . -type f -print0; printf '/\\0'; find . ! -type f ! -type d -print0"
+_LIST = "find . {depth} -type f -print0; printf '/\\0'; find . {depth} ! -type f ! -type d -print0"
 
 
 def packed(files: dict[str, bytes]) -> bytes:
@@ -29,14 +29,19 @@ def packed(files: dict[str, bytes]) -> bytes:
 
 
 async def collected(box: Box, patterns: tuple[str, ...], max_bytes: int) -> Collected:
-    """Files that match one of the patterns, `max_bytes` of them and 64 in all."""
+    """Files that match one of the patterns, `max_bytes` of them and 64 in all.
+
+    Where there are too many files to list, the patterns themselves are refused.
+    """
+    listing = _LIST.format(depth=_depth(patterns))
     listed = await box.execute(
-        BoxCommand(("/bin/sh", "-c", _LIST), _TIMEOUT_S, max_output_bytes=_MAX_LIST_BYTES)
+        BoxCommand(("/bin/sh", "-c", listing), _TIMEOUT_S, max_output_bytes=_MAX_LIST_BYTES)
     )
     regular, others = _names(listed.stdout)
     wanted = [name for name in regular if _is_wanted(name, patterns)]
     files: dict[str, bytes] = {}
     refused = [name for name in others if _is_wanted(name, patterns)]
+    refused += patterns if listed.is_cut else ()
     for number, name in enumerate(sorted(wanted)):
         if number >= _MAX_FILES:
             refused.append(name)
@@ -69,6 +74,14 @@ def _is_wanted(name: str, patterns: tuple[str, ...]) -> bool:
 
 def _parts(pattern: str) -> list[str]:
     return [part for part in PurePosixPath(pattern).parts if part != "."]
+
+
+def _depth(patterns: tuple[str, ...]) -> str:
+    """Option of `find` that spares folders in which nothing can match."""
+    parts = [_parts(pattern) for pattern in patterns]
+    if any("**" in each for each in parts):
+        return ""
+    return f"-maxdepth {max((len(each) for each in parts), default=0)}"
 
 
 def _matches(names: list[str], parts: list[str]) -> bool:

@@ -65,6 +65,7 @@ class BoxSandbox:
             session = BoxSession(
                 lambda: self._boxes.open(mode, image),
                 self._config.limits_of(TOOLS[mode]),
+                self._close_later,
                 self._session_room.release,
             )
             await session.open()
@@ -77,23 +78,30 @@ class BoxSandbox:
         await asyncio.gather(*self._closing, return_exceptions=True)
         await self._boxes.close()
 
-    def _close_later(self, box: Box) -> None:
+    def _close_later(self, box: Box) -> asyncio.Task[None]:
         task = asyncio.create_task(box.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+        return task
 
 
 class BoxSession:
     """`SandboxSession` in a box of its own, stopped between calls. A new box follows one that ended.
 
-    One whose call was cancelled or lost is over, so that the model is told.
+    One whose call was cancelled or lost is over, so that the model is told. `remove` begins to remove a
+    box, which ends also if the session's caller does not wait for it; `release` gives the room back.
     """
 
     def __init__(
-        self, make: Callable[[], Awaitable[Box]], limits: CallLimits, release: Callable[[], None]
+        self,
+        make: Callable[[], Awaitable[Box]],
+        limits: CallLimits,
+        remove: Callable[[Box], asyncio.Task[None]],
+        release: Callable[[], None],
     ) -> None:
         self._make = make
         self._limits = limits
+        self._remove = remove
         self._release = release
         self._box: Box | None = None
         self._is_closed = self._is_paused = False
@@ -123,7 +131,7 @@ class BoxSession:
         finally:
             if not goes_on:
                 self._box = None
-                await asyncio.shield(box.close())
+                await asyncio.shield(self._remove(box))
         return outcome if goes_on else replace(outcome, ended_session=True)
 
     async def close(self) -> None:
@@ -132,9 +140,12 @@ class BoxSession:
             return
         self._is_closed = True
         metrics.SESSIONS.dec()
-        self._release()
-        if self._box is not None:
-            await self._box.close()
+        if self._box is None:
+            self._release()
+            return
+        removing = self._remove(self._box)
+        removing.add_done_callback(lambda _: self._release())
+        await asyncio.shield(removing)
 
 
 async def _is_stopped(box: Box) -> bool:

@@ -62,8 +62,10 @@ class Docker:
                 self._program, *argv, env=self.environment, stdin=stdin,
                 stdout=outputs[0], stderr=outputs[1], start_new_session=True,
             )  # fmt: skip
-        except OSError as error:
+        except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
             raise ConfigError(f"sandbox.docker.program: {error}") from error
+        except OSError as error:  # this machine has no memory or process left
+            raise SandboxLostError(f"docker {argv[0]} cannot be started: {error}") from error
 
 
 def _answer(exit_code: int, outputs: Sequence[Output], reason: str) -> BoxAnswer:

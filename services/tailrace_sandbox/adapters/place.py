@@ -28,10 +28,10 @@ from tailrace_sandbox.engine import workspace
 log = get_logger(__name__)
 
 _SYSTEM_PYTHON = "/usr/bin/python3"
-_PROBE_TIMEOUT_S = 20.0
+_PROBE_TIMEOUT_S = 60.0
 _NUM_UIDS = 512
 _BASE_PREFIX = "tailrace-sandbox-"
-_LOCK = "lock"
+_LOCK, _NEW_LOCK = "lock", "lock.new"
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,9 @@ def _make_base(folder: str, own_user: bool) -> tuple[str, IO[bytes]]:
     for name in names:
         if name.startswith(_BASE_PREFIX):
             _remove_if_left(os.path.join(folder, name))
-    lock = open(os.path.join(base, _LOCK), "wb")  # noqa: SIM115 - held until the end
+    lock = open(os.path.join(base, _NEW_LOCK), "wb")  # noqa: SIM115 - held until the end
     fcntl.flock(lock, fcntl.LOCK_EX)
+    os.rename(lock.name, os.path.join(base, _LOCK))  # others never find it there and free
     if own_user:
         os.chmod(base, 0o1733)  # each user makes folders here, and sees no others
     return base, lock
@@ -175,13 +176,17 @@ def _remove_if_left(base: str) -> None:
 
 
 def _remove(base: str) -> None:
-    """Calls leave trees too deep for `shutil.rmtree` if their zygote was killed."""
+    """Calls leave trees too deep for `shutil.rmtree` if their zygote was killed.
+
+    One that only lost its service removes its folder at the same time.
+    """
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(base)):
-            if entry.is_dir(follow_symlinks=False):
-                workspace.remove(entry.path)
-            else:
-                os.unlink(entry.path)
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_dir(follow_symlinks=False):
+                    workspace.remove(entry.path)
+                else:
+                    os.unlink(entry.path)
         os.rmdir(base)
 
 

@@ -120,8 +120,9 @@ class Runner:
 
         async def end() -> None:
             metrics.SESSIONS.dec()
-            self._session_room.release()
-            await owned.close()
+            closing = self._close(owned)
+            closing.add_done_callback(lambda _: self._session_room.release())
+            await asyncio.shield(closing)  # it ends also if nobody waits for it
 
         return PythonSession(owned.zygote, limits, given.max_transfer_bytes, end)
 
@@ -173,9 +174,13 @@ class Runner:
     def _close_later(self, owned: Owned) -> None:
         if owned.zygote.is_lost:
             metrics.LOST_ZYGOTES.inc()
+        self._close(owned)
+
+    def _close(self, owned: Owned) -> asyncio.Task[None]:
         task = asyncio.create_task(owned.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+        return task
 
     async def _run(self, zygote: ZygoteClient, work: Work, limits: Limits) -> Execution:
         def kill() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from tailrace_sandbox.adapters.pipes import Output
-from tailrace_sandbox.adapters.zygote import ZygoteClient, ZygoteEnded
+from tailrace_sandbox.adapters.zygote import START_TIMEOUT_S, ZygoteClient, ZygoteEnded
 from tailrace_sandbox.core.limits import Limits
 from tailrace_sandbox.engine import files
 from tailrace_sandbox.engine.call import INTERRUPT_GRACE_S
@@ -97,6 +97,19 @@ class PythonSession:
             )  # fmt: skip
         self._outputs = outputs
         self._channel, self._writer = await asyncio.open_connection(sock=ours)
+        await self._starts()  # which takes no time of the first call
+
+    async def _starts(self) -> None:
+        """Wait until the process can take code, which has run none; one that ended is found later."""
+        assert self._channel is not None
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self._channel.readexactly(HEADER.size)
+        except TimeoutError as error:
+            self._zygote.is_lost = True
+            raise SandboxLostError(f"a session did not start within {START_TIMEOUT_S:g} s") from error
+        except (EOFError, ConnectionError):
+            return
 
     async def _exchange(self, work: Work) -> files.Collected | None:
         """Return the process's answer; None if it is missing or malformed."""

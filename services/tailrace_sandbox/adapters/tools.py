@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import binascii
+import contextlib
 import signal
 from collections.abc import Callable
 from pathlib import PurePosixPath
@@ -14,10 +15,12 @@ from tailrace.log import get_logger
 from tailrace.sdk.tool import Tool, ToolOffer, ToolOutput, ToolSession, ToolUnavailableError
 from tailrace_sandbox import metrics
 from tailrace_sandbox.config import CallLimits, SandboxConfig
+from tailrace_sandbox.core.limits import MAX_WATCHED
 from tailrace_sandbox.ports import Execution, Sandbox, SandboxLostError, SandboxSession, Work
 
 log = get_logger(__name__)
 
+_MAX_COMMAND_BYTES = (1 << 17) - 1  # of Linux, for one argument of a program
 _EXTRA_S = 30.0  # the wait for a free process, beyond the time of a call
 _ONE_FILE = {
     "type": ["string", "object"],
@@ -47,6 +50,7 @@ _REASONS = {
     "files": "it made more than {max_files} files",
     "output": "it did not stop writing output",
     "mappings": "it had more than {max_mappings} memory mappings",
+    "watches": f"its epolls watched more than {MAX_WATCHED} descriptors",
     "uninspectable": "it hid its files or processes",
     "restless": "something in it went on running between two calls",
     "lost": "its process was lost twice: it may need too much of the machine",
@@ -219,6 +223,11 @@ def offers(sandbox: Sandbox, config: SandboxConfig) -> tuple[ToolOffer, ...]:
 def _work(mode: str, code: str, arguments: dict[str, Any], limits: CallLimits) -> Work:
     if "shell" in mode and "\0" in code:
         raise ValueError("command: it holds a null character, which no command line can")
+    if "shell" in mode and len(code.encode(errors="replace")) > _MAX_COMMAND_BYTES:
+        raise ValueError(
+            f"command: it is longer than {_MAX_COMMAND_BYTES} bytes, which no command line can be: put "
+            "long texts into files, with the argument files, or use python"
+        )
     outputs = tuple(arguments.get("outputs", ()))
     for key, names in (("files", arguments.get("files", {})), ("outputs", outputs)):
         if any("\0" in name for name in names):
@@ -323,8 +332,8 @@ def _bytes_of(name: str, content: str | dict[str, str]) -> bytes:
 
 
 def _shown(content: bytes) -> str | dict[str, str]:
-    """Text if it is some, otherwise base64."""
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(content).decode()}
+    """Text if it is some, otherwise base64. No text has null characters, each six bytes of JSON."""
+    if b"\0" not in content:
+        with contextlib.suppress(UnicodeDecodeError):
+            return content.decode()
+    return {"base64": base64.b64encode(content).decode()}

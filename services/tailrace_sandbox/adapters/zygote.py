@@ -25,7 +25,7 @@ log = get_logger(__name__)
 
 SERVICES_DIR = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "USER": "sandbox"}
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0  # it imports `sandbox.preload`, perhaps from a cold disk
 _EXIT_TIMEOUT_S = 10.0
 _MAX_MESSAGE_BYTES = 65536
 _FORMAT = 2  # of marshal: which every Python 3 reads

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 
 MIB = 1024 * 1024
+MAX_WATCHED = 4096  # descriptors that epolls of a call watch; more would make each count slow
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ setrlimit gettid readahead time futex sched_getaffinity epoll_create getdents64 
 restart_syscall fadvise64 clock_gettime clock_getres clock_nanosleep exit_group epoll_wait epoll_ctl
 waitid openat mkdirat
 mknodat newfstatat unlinkat renameat linkat symlinkat readlinkat faccessat pselect6 ppoll
-set_robust_list epoll_pwait timerfd_create eventfd fallocate timerfd_settime timerfd_gettime
+set_robust_list epoll_pwait timerfd_create eventfd timerfd_settime timerfd_gettime
 eventfd2 epoll_create1 dup3 pipe2 preadv pwritev getcpu renameat2 getrandom membarrier
 copy_file_range preadv2 pwritev2 statx rseq openat2 faccessat2 epoll_pwait2 futex_waitv
 signalfd signalfd4
@@ -123,6 +123,8 @@ def _by_name(confinement: Confinement) -> dict[str, Verdict]:
     named.update(dict.fromkeys(("clone3", "memfd_create", "timer_create"), refuse(errno.ENOSYS)))
     # Pipes and sockets would hold on to whole pages that no limit counts; everybody copies instead.
     named.update(dict.fromkeys(("sendfile", "splice"), refuse(errno.EINVAL)))
+    # It takes any part of a disk at once, faster than any look; libraries write the blocks instead.
+    named["fallocate"] = refuse(errno.EOPNOTSUPP)
     named["socket"] = refuse(errno.ENETUNREACH)  # which programs and models understand
     named["truncate"] = ALLOW if confinement.landlock_abi >= 3 else _REFUSE
     named.update(_with_arguments())

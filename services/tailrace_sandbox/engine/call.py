@@ -18,6 +18,7 @@ _PAUSED_LOOK_S = 1.0
 _MAX_BLIND_LOOKS = 2  # a process that just ends or starts a program cannot be looked at either
 _MAX_RESTLESS_LOOKS = 3
 INTERRUPT_GRACE_S = 1.0
+_MAX_GRACES = 5  # while the interrupt has not been received
 
 
 @dataclass
@@ -30,9 +31,11 @@ class ForkedCall:
     deadline_s: float | None
     look_s: float = field(default_factory=lambda: time.monotonic() + _FIRST_LOOK_S)
     was_interrupted: bool = False
+    num_graces: int = 0
     is_paused: bool = False
     num_blind_looks: int = 0  # one after the other
-    num_restless_looks: int = 0  # one after the other, that found a paused call running
+    num_restless_looks: int = 0  # one after the other, that found that a paused call had run
+    awake: dict[str, int | None] = field(default_factory=dict)  # of the last look at a paused call
 
     def next_event_s(self) -> float:
         """Seconds until the next inspection; negative: wait for messages alone."""
@@ -53,11 +56,9 @@ class ForkedCall:
         """Name of the broken limit; empty: none. A session out of time is interrupted first."""
         now_s = time.monotonic()
         if self.deadline_s is not None and now_s >= self.deadline_s:
-            if not self.is_session or self.was_interrupted:
+            if not self._interrupt():
                 return "wall_clock"
-            self.was_interrupted = True
             self.deadline_s = now_s + INTERRUPT_GRACE_S
-            os.kill(self.pid, signal.SIGINT)
         if now_s < self.look_s:
             return ""
         if self.is_paused:
@@ -70,12 +71,32 @@ class ForkedCall:
         self.look_s = min(self.look_s, now_s + max(_FIRST_LOOK_S, cost_s))
         return reason
 
+    def _interrupt(self) -> bool:
+        """Interrupt a session that is out of time; false where it has had its time to end since.
+
+        That begins when it receives the interrupt: a busy machine may give it no processor before.
+        """
+        if not self.is_session:
+            return False
+        if not self.was_interrupted:
+            self.was_interrupted, self.num_graces = True, 0
+            os.kill(self.pid, signal.SIGINT)
+            return True
+        self.num_graces += 1
+        is_starved = processes.has_yet_to_receive(self.pid, signal.SIGINT)
+        return is_starved and self.num_graces < _MAX_GRACES
+
     def _look_for_life(self) -> str:
-        """Stop a paused call again if anything in it runs; one that does not stop ends."""
-        if not processes.is_awake(os.getpid()):
+        """Stop a paused call again if anything in it is awake; one that runs and does not stop ends.
+
+        A thread stops when it gets a processor, which a busy machine may give it much later.
+        """
+        before, self.awake = self.awake, processes.awake(os.getpid())
+        if not self.awake:
             self.num_restless_looks = 0
             return ""
-        self.num_restless_looks += 1
+        has_run = (run_ns is None or run_ns != before.get(it) for it, run_ns in self.awake.items())
+        self.num_restless_looks += any(has_run)
         self.look_s = time.monotonic() + _FIRST_LOOK_S
         processes.send(self.pid, signal.SIGSTOP)
         return "restless" if self.num_restless_looks > _MAX_RESTLESS_LOOKS else ""
@@ -106,7 +127,7 @@ class ForkedCall:
         processes.send(self.pid, signal.SIGSTOP)
         self.deadline_s = None
         self.is_paused = True
-        self.num_restless_looks = 0
+        self.num_restless_looks, self.awake = 0, {}
         self.look_s = time.monotonic() + _FIRST_LOOK_S
 
     def end(self) -> int:

@@ -55,7 +55,11 @@ def main(plan: Plan, order: Order, gate: socket.socket) -> None:
     except ValueError as error:
         os.write(2, f"{error}\n".encode(errors="replace"))
         os._exit(1)
-    _RUN[order.mode](payload)
+    attempt = program.Attempt()
+    with attempt:  # around what tool code can disturb by its signal handlers, or by a lack of memory
+        _RUN[order.mode](payload)
+    program.flush()
+    os._exit(attempt.exit_code)
 
 
 def prepare() -> None:

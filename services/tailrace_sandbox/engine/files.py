@@ -33,11 +33,16 @@ def put(files: dict[str, bytes]) -> None:
     for name, content in files.items():
         try:
             os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
-            with open(name, "wb") as file:
+            with open(name, "wb", opener=_at_once) as file:
                 file.write(content)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # the last for thousands of folders
             reason = getattr(error, "strerror", None) or str(error)
             raise ValueError(f"files: cannot write {name!r}: {reason}") from error
+
+
+def _at_once(name: str, flags: int) -> int:
+    """Open without a wait for the other end of a pipe."""
+    return os.open(name, flags | os.O_NONBLOCK, 0o666)
 
 
 def collect(exit_code: int, patterns: list[str], max_bytes: int) -> bytes:
@@ -46,16 +51,23 @@ def collect(exit_code: int, patterns: list[str], max_bytes: int) -> bytes:
     simple = {re.sub(r"(\*\*/)+", "**/", pattern) for pattern in patterns}
     names = {name for pattern in simple for name in glob.glob(pattern, recursive=True)}
     files: list[bytes] = []
-    refused: list[bytes] = []
+    left_out: list[bytes] = []
     for name in sorted(names)[:_MAX_NAMES]:
         encoded = os.fsencode(name)[:_MAX_NAME_BYTES]
         content = _content(name, max_bytes)
         if content is None:
-            refused.append(_ENTRY.pack(len(encoded), 0) + encoded)
+            left_out.append(_ENTRY.pack(len(encoded), 0) + encoded)
             continue
         max_bytes -= len(content)
         files.append(_ENTRY.pack(len(encoded), len(content)) + encoded + content)
-    return b"".join((HEAD.pack(exit_code, len(files), len(refused)), *files, *refused))
+    return b"".join((HEAD.pack(exit_code, len(files), len(left_out)), *files, *left_out))
+
+
+def refused(exit_code: int, patterns: list[str]) -> bytes:
+    """Answer of a call whose files cannot be collected, as `unpacked` reads it: names the patterns."""
+    names = [pattern.encode(errors="replace")[:_MAX_NAME_BYTES] for pattern in patterns[:_MAX_NAMES]]
+    entries = (_ENTRY.pack(len(name), 0) + name for name in names)
+    return b"".join((HEAD.pack(exit_code, 0, len(names)), *entries))
 
 
 def unpacked(data: bytes) -> Collected:

@@ -15,6 +15,7 @@ import time
 from typing import NamedTuple
 
 from tailrace_sandbox.engine import processes
+from tailrace_sandbox.engine.holdings import read
 
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 _NOTIFICATION_BYTES = 80
@@ -109,10 +110,10 @@ def _is_over(thread: int, cpu_ns: int) -> bool:
 
     It runs or waits for the disk in there, and sleeps only later.
     """
-    state = processes.read(f"/proc/{thread}/task/{thread}/stat").rpartition(b")")[2][1:2]
+    state = read(f"/proc/{thread}/task/{thread}/stat").rpartition(b")")[2][1:2]
     return state not in (b"R", b"D") or _cpu_ns(thread) - cpu_ns > _FORK_CPU_NS
 
 
 def _cpu_ns(thread: int) -> int:
     """Processor time; 0 where the kernel does not count it, so that running threads are never over."""
-    return int(processes.read(f"/proc/{thread}/task/{thread}/schedstat", 64).partition(b" ")[0] or b"0")
+    return int(read(f"/proc/{thread}/task/{thread}/schedstat", 64).partition(b" ")[0] or b"0")

@@ -15,6 +15,7 @@ import socket
 import struct
 import sys
 import time
+from typing import Any, NoReturn
 
 from tailrace_sandbox.engine import program
 
@@ -36,10 +37,14 @@ def run_program(size: float) -> None:
 
 
 def call_session(wall_s: float) -> None:
-    """Run standard input as the next piece of the session, and begin one if there is none."""
+    """Run standard input as the next piece of the session, and begin one if there was none."""
     code = _exactly(0, -1)
+    if os.path.exists(_END):  # since the last piece
+        _leave(_exit_code_of_session(), was_interrupted=False, ended=True)
     channel = _connect()
-    pid = _WORD.unpack(_exactly(channel.fileno(), _WORD.size))[0]
+    pid = _greeted(channel)
+    if pid is None:
+        _leave(_exit_code_of_session(), was_interrupted=False, ended=True)
     ends = array.array("i", [1, 2])
     channel.sendmsg([_WORD.pack(len(code))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, ends)])
     channel.sendall(code)
@@ -53,9 +58,23 @@ def call_session(wall_s: float) -> None:
     exit_code = _WORD.unpack(answer)[0] if answer else _exit_code_of_session()
     if answer and not was_interrupted:
         os._exit(1 if exit_code else 0)
+    _leave(exit_code, was_interrupted=was_interrupted, ended=not answer)
+
+
+def _leave(exit_code: int, *, was_interrupted: bool, ended: bool) -> NoReturn:
+    """Write down how the session's piece ended, and end."""
     with open(STATUS, "w") as status:
-        status.write(f"{exit_code} {was_interrupted:d} {not answer:d}")
+        status.write(f"{exit_code} {was_interrupted:d} {ended:d}")
     os._exit(LOOK_INTO_STATUS)
+
+
+def _greeted(channel: socket.socket) -> int | None:
+    """Process of the session; None if it ended."""
+    try:
+        greeting = channel.recv(_WORD.size)
+    except OSError:
+        return None
+    return int(_WORD.unpack(greeting)[0]) if len(greeting) == _WORD.size else None
 
 
 def _answer(channel: socket.socket, timeout_s: float) -> bytes | None:
@@ -125,6 +144,7 @@ def _be_silent() -> None:
 def _serve(listener: socket.socket) -> None:
     _prepare()
     names, number = program.fresh_main(), 0
+    mask = program.hold_signals()
     while True:
         channel, _ = listener.accept()
         number += 1
@@ -136,13 +156,23 @@ def _serve(listener: socket.socket) -> None:
         for target, fd in enumerate(ends, 1):
             os.dup2(fd, target)
             os.close(fd)
-        attempt = program.run_cell(code, names, f"cell{number}.py")
+        attempt = _attempted(code, names, f"cell{number}.py", mask)
+        mask = program.hold_signals()
         program.flush()
         if attempt.left:
             program.leave(attempt.exit_code)
         _be_silent()
         channel.sendall(_WORD.pack(attempt.exit_code))
         channel.close()
+
+
+def _attempted(code: str, names: dict[str, Any], file_name: str, mask: set[int]) -> program.Attempt:
+    """Run the next piece; whatever a handler of tool code raises, and whenever, is shown."""
+    around = program.Attempt()
+    with around:
+        waited = program.act_on_signals(mask)
+        return waited if waited.left else program.run_cell(code, names, file_name)
+    return around
 
 
 def _prepare() -> None:

@@ -13,23 +13,36 @@ were all its own.
 Memory that forked processes share counts for each of them, since they can write to all of it between
 two surveys. What they hold together is measured at each full count, and at once when it may be less
 than half of that. It tells how far the limit is, and bounds the memory of the call likewise until
-the next time. In a cgroup the kernel counts memory instead, with that of pipes and sockets, and keeps
-the limit.
+the next time. It ends when a survey in between finds too much, and it reads no large process near the
+limit: the call would grow meanwhile. In a cgroup the kernel counts memory instead, with that of pipes
+and sockets, and keeps the limit.
+
+Of a deleted file that processes only map, nothing tells the size. While there is one, all blocks that
+went from the disk count as the call's.
 """
 
 import os
 import time
 
-from tailrace_sandbox.core.limits import Limits
+from tailrace_sandbox.core.limits import MAX_WATCHED, Limits
 from tailrace_sandbox.engine import processes, workspace
 from tailrace_sandbox.engine.group import CallGroup
+from tailrace_sandbox.engine.holdings import (
+    PIPE_BYTES,
+    SOCKET_BYTES,
+    WATCH_BYTES,
+    Hidden,
+    Queues,
+    read,
+)
 from tailrace_sandbox.engine.machine import PAGE_BYTES, Gauges, Machine
-from tailrace_sandbox.engine.processes import PIPE_BYTES, SOCKET_BYTES
 
 _COUNT_SHARE, _MAX_COUNT_S = 0.004, 4.0  # of a core, for counts that nothing else demands
 _SURVEY_S = 0.5
+_NEAR_LIMIT, _LARGE_BYTES = 0.75, 64 << 20  # share of the memory; of a process that takes 1 ms to read
 _SMALL_PIPE_BYTES = 2 * PAGE_BYTES  # of those of a user with too many
 _MAPPING_BYTES = 160  # of kernel memory, at least
+_FILE_BYTES = 32768  # that can be written while a file is made
 
 
 class Inspection:
@@ -57,15 +70,18 @@ class Inspection:
         self._surveyor = processes.Surveyor(os.getpid(), limits)
         self._survey_s = self._count_s = 0.0  # monotonic, of the next ones in any case
         # Each with the state of machine or disk just before it.
-        self._found, self._surveyed = processes.Survey(0, 0), Machine(0, 0, 0, 0)
+        self._found, self._surveyed = processes.Survey(0, 0), Machine(0, 0, 0)
         self._most_bytes = 0  # of memory that the call could have at the last survey
-        self._queues, self._queued = processes.Queues(0, 0), self._surveyed
+        self._queues, self._queued = Queues(0, 0, 0), self._surveyed
         self._num_mappings, self._mapped = 0, self._surveyed
         self._used, self._room = workspace.Usage(0, 0), workspace.Room(0, 0)
         self._hidden_bytes = 0  # on disk, in files without a name
+        # Room that a disk without the call would have, when it last held no file of unknown size.
+        self._free_bytes = workspace.room(folder).num_bytes
+        self._last_room = self._room  # of the last look
         self._distinct_bytes, self._measured = 0, self._surveyed  # what processes share counts once
         self._real_bytes = 0  # of memory that the call could have then, in this sense
-        self.room_bytes = 0  # of memory, after the last look, as far as is known
+        self.room_bytes = 0  # of memory and disk, after the last look, as far as is known
 
     def look(self) -> str:
         """Name of the broken limit; empty: none. Raises `UninspectableError` and `OSError`."""
@@ -82,7 +98,9 @@ class Inspection:
                 self._count(room, machine, is_full)
             self._bound_memory(machine)
             self._survey_s += self._pause_s
-        return self._broken(self._memory(machine))
+        broken = self._broken(self._memory(machine))
+        self._note_writes(room)
+        return broken
 
     def _survey(self, machine: Machine) -> str:
         """Survey the processes; returns the limit that they break without a further count."""
@@ -100,18 +118,25 @@ class Inspection:
             memory_bytes = self._group.call_bytes(limits.memory_bytes)
             self.room_bytes = limits.memory_bytes - memory_bytes
             return memory_bytes
-        grown_bytes = max(0, machine.anonymous_bytes - self._measured.anonymous_bytes)
-        own_bytes = min(
-            self._found.memory_bytes + machine.allocated_bytes - self._surveyed.allocated_bytes,
-            self._distinct_bytes + grown_bytes,
-        )
-        self.room_bytes = limits.memory_bytes - own_bytes - self._queues.num_bytes
+        self.room_bytes = limits.memory_bytes - self._most_memory(machine)
         return self._found.memory_bytes + self._queues.num_bytes
+
+    def _note_writes(self, room: workspace.Room) -> None:
+        """Put the distance of the limits of files into `room_bytes`, while somebody writes some."""
+        last, self._last_room = self._last_room, room
+        if room.num_bytes < last.num_bytes or room.num_files < last.num_files:
+            used, limits = self._used, self._limits
+            num_bytes = used.num_bytes + self._hidden_bytes + self._room.num_bytes - room.num_bytes
+            num_files = used.num_files + self._room.num_files - room.num_files
+            left = limits.disk_bytes - num_bytes, (limits.max_files - num_files) * _FILE_BYTES
+            self.room_bytes = min(self.room_bytes, *left)
 
     def _broken(self, memory_bytes: int) -> str:
         limits, used = self._limits, self._used
         if self._num_mappings > limits.max_mappings:
             return "mappings"
+        if self._queues.num_watched > MAX_WATCHED:
+            return "watches"
         if memory_bytes > limits.memory_bytes:
             return "memory"
         if used.num_files > limits.max_files:
@@ -135,11 +160,13 @@ class Inspection:
         return self._num_mappings + kernel_bytes // _MAPPING_BYTES > self._limits.max_mappings
 
     def _may_exceed_memory(self, machine: Machine) -> bool:
-        """Tell whether both bounds pass the limit: the last survey's, and that of shared memory."""
+        return self._group is None and self._most_memory(machine) > self._limits.memory_bytes
+
+    def _most_memory(self, machine: Machine) -> int:
+        """Bytes that the call can have by now: the lesser bound of survey and shared memory."""
         surveyed_bytes = self._most_bytes - self._surveyed.allocated_bytes
         measured_bytes = self._real_bytes - self._measured.allocated_bytes
-        most_bytes = machine.allocated_bytes + min(surveyed_bytes, measured_bytes)
-        return self._group is None and most_bytes > self._limits.memory_bytes
+        return machine.allocated_bytes + min(surveyed_bytes, measured_bytes)
 
     def _bound_memory(self, machine: Machine) -> None:
         """Set the bounds of memory after a survey, by counts if they pass the limit without."""
@@ -148,7 +175,7 @@ class Inspection:
         if self._may_exceed_memory(machine) and 2 * self._distinct_bytes < self._found.memory_bytes:
             self._measure_distinct(machine, in_queues_bytes)
         if self._may_exceed_memory(machine):
-            self._count_queues(machine, {})
+            self._count_queues(machine, Hidden(self._folder))
             self._most_bytes = self._found.memory_bytes + self._queues.num_bytes
 
     def _most_in_queues(self, machine: Machine) -> int:
@@ -159,22 +186,32 @@ class Inspection:
             return most_bytes
         num_sockets = queues.num_sockets + max(0, machine.num_sockets - self._queued.num_sockets)
         in_pipes_bytes = _most_in_pipes(self._surveyor.num_descriptors())
-        return min(most_bytes, num_sockets * SOCKET_BYTES + in_pipes_bytes)
+        kernel_bytes = max(0, machine.kernel_bytes - self._queued.kernel_bytes)
+        watch_bytes = queues.num_watched * WATCH_BYTES + kernel_bytes
+        return min(most_bytes, num_sockets * SOCKET_BYTES + in_pipes_bytes + watch_bytes)
 
     def _count(self, room: workspace.Room, machine: Machine, is_full: bool) -> None:
         """Count mappings and, if `is_full`, everything."""
         began_s = time.thread_time()
-        hidden: dict[processes.Key, int] = {}
+        hidden = Hidden(self._folder)
         self._num_mappings, self._mapped = self._surveyor.num_mappings(hidden), machine
         if is_full and self._num_mappings <= self._limits.max_mappings:
             self._count_queues(machine, hidden)
             self._used, self._room = workspace.measure(self._folder, self._limits.max_files), room
-            self._hidden_bytes = sum(hidden.values())
+            self._count_hidden(hidden, room)
             self._measure_distinct(machine, self._queues.num_bytes)
             pause_s = (time.thread_time() - began_s) / _COUNT_SHARE
             self._count_s = time.monotonic() + min(pause_s, _MAX_COUNT_S)
 
-    def _count_queues(self, machine: Machine, hidden: dict[processes.Key, int]) -> None:
+    def _count_hidden(self, hidden: Hidden, room: workspace.Room) -> None:
+        self._hidden_bytes = hidden.num_bytes
+        if hidden.is_larger and self._tells_room:
+            most_bytes = self._free_bytes - room.num_bytes - self._used.num_bytes
+            self._hidden_bytes = max(self._hidden_bytes, most_bytes)
+        else:
+            self._free_bytes = room.num_bytes + self._used.num_bytes + self._hidden_bytes
+
+    def _count_queues(self, machine: Machine, hidden: Hidden) -> None:
         self._queues, self._queued = self._surveyor.queues(hidden), machine
 
     def _measure_distinct(self, machine: Machine, in_queues_bytes: int) -> None:
@@ -184,12 +221,11 @@ class Inspection:
         the shares of others smaller.
         """
         found, forked = self._found, self._gauges.last_process()
+        is_near = found.memory_bytes > _NEAR_LIMIT * self._limits.memory_bytes
+        if is_near and self._surveyor.largest_bytes() > _LARGE_BYTES:
+            return
         real_bytes = self._distinct_bytes = found.memory_bytes
-        if (
-            self._group is None
-            and found.num_processes > 1
-            and found.memory_bytes <= self._limits.memory_bytes
-        ):
+        if self._group is None and found.num_processes > 1:
             self._surveyor.survey()
             self._distinct_bytes = self._surveyor.distinct_bytes()
             if self._gauges.last_process() == forked:
@@ -205,7 +241,7 @@ def _most_in_pipes(num_descriptors: int) -> int:
 
 def _pipe_pages() -> int:
     """Pages in pipes from which on a user gets small ones; 0: no bound is known."""
-    return int(processes.read("/proc/sys/fs/pipe-user-pages-soft") or b"0")
+    return int(read("/proc/sys/fs/pipe-user-pages-soft") or b"0")
 
 
 _PIPE_PAGES = _pipe_pages()

@@ -17,6 +17,8 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 36, 38, 22
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _PR_SET_THP_DISABLE = 41
+_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
+_RESET_ON_FORK, _SHORTEST_TURN_NS = 1, 100_000
 _SECCOMP_MODE_FILTER = 2
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_FILTER, _NEW_LISTENER, _WAIT_KILLABLE = 1, 1 << 3, 1 << 5
@@ -41,6 +43,7 @@ _LIBC.prctl.argtypes = (ctypes.c_int, *(4 * (ctypes.c_ulong,)))
 _create_ruleset = _syscall(ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint)
 _add_rule = _syscall(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
 _restrict_self = _syscall(ctypes.c_int, ctypes.c_uint)
+_sched_setattr = _syscall(ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
 _capset = _syscall(ctypes.c_char_p, ctypes.c_char_p)
 _seccomp = _syscall(ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p)
 
@@ -137,6 +140,19 @@ def use_small_pages() -> None:
     """
     with contextlib.suppress(OSError):  # a kernel that has none
         _prctl(_PR_SET_THP_DISABLE, 1)
+
+
+def run_in_short_turns() -> None:
+    """Let this process, but none that it forks, run soon when it wakes, in the shortest turns.
+
+    Its share of the processors stays the same. A kernel before Linux 6.12 does without.
+    """
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    attributes = struct.pack(
+        "=IIQiIQQQ", 48, os.sched_getscheduler(0), _RESET_ON_FORK, nice, 0, _SHORTEST_TURN_NS, 0, 0
+    )
+    with contextlib.suppress(OSError):  # a container's filter or another policy has the say
+        _checked(_sched_setattr(_SCHED_SETATTR[platform.machine()], 0, attributes, 0))
 
 
 def allow_inspection() -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MOST_BYTES = 1 << 16
-_SOCKETS, _KERNEL_KIB, _ANONYMOUS_KIB = b"sockets: used ", b"SUnreclaim:", b"AnonPages:"
+_SOCKETS, _KERNEL_KIB = b"sockets: used ", b"SUnreclaim:"
 _PAGES = re.compile(rb"\npgalloc_\w+ (\d+)")
 _STALLS = b"\ncompact_stall "  # the page of any size that one of them brings is counted nowhere else
 _UNKNOWN = 1 << 40
@@ -24,7 +24,6 @@ class Machine(NamedTuple):
 
     num_sockets: int
     kernel_bytes: int  # that it cannot reclaim, mappings among them
-    anonymous_bytes: int  # of memory not backed by files; pages that processes share count once
     allocated_bytes: int  # since the machine started, whether freed or not
 
 
@@ -39,11 +38,9 @@ class Gauges:
 
     def read(self) -> Machine:
         """Use now."""
-        memory = _read(self._memory)
         return Machine(
             _number_after(_SOCKETS, _read(self._sockets)),
-            1024 * _number_after(_KERNEL_KIB, memory),
-            1024 * _number_after(_ANONYMOUS_KIB, memory),
+            1024 * _number_after(_KERNEL_KIB, _read(self._memory)),
             _allocated_bytes(self._read_events()),
         )
 

@@ -8,14 +8,14 @@ import contextlib
 import os
 import re
 import signal
-import socket
-import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import NamedTuple
 
 from tailrace_sandbox.core.limits import Limits
-from tailrace_sandbox.engine.workspace import BLOCK_BYTES, UninspectableError
+from tailrace_sandbox.engine import holdings
+from tailrace_sandbox.engine.holdings import listed, read
+from tailrace_sandbox.engine.workspace import UninspectableError
 
 _REAP_TIMEOUT_S = 8.0
 _REAP_POLL_S = 0.002
@@ -24,14 +24,13 @@ _HELD = re.compile(
     rb".*?\nVmPTE:\s+(\d+) kB\n.*?VmSwap:\s+(\d+) kB\n.*?\nThreads:\s+(\d+)",
     re.DOTALL,
 )
+_SIGNALS = re.compile(rb"\nSigPnd:\s+(\w+)\nShdPnd:\s+(\w+)\nSigBlk:\s+(\w+)")
 _THREADS = re.compile(rb"\nThreads:\s+(\d+)")
 _SHARES = re.compile(
     rb"\nPss_Anon:\s+(\d+).*\nAnonymous:\s+(\d+).*\nSwap:\s+(\d+).*\nSwapPss:\s+(\d+)", re.DOTALL
 )
+_BLIND_S = 0.002  # of memory that grows, while shared memory is measured
 _MAX_ROUNDS = 4  # of processes that come while shared memory is measured; later ones count whole
-_LONGEST_MAPPING = 160  # bytes of a line; more of them on average count as too many lines
-
-Key = tuple[int, int]  # device and inode of a file
 
 
 class StuckError(Exception):
@@ -45,36 +44,16 @@ class Survey(NamedTuple):
     memory_bytes: int  # not backed by files
 
 
-class Queues(NamedTuple):
-    """Pipes, sockets and other objects of all processes of a call."""
-
-    num_bytes: int  # of memory, if all pipes and sockets are full
-    num_sockets: int
-
-
-def _socket_bytes() -> int:
-    """Most that the queue of one socket holds: its sender's default bound, and half of it again."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        return 3 * ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
-
-
-PIPE_BYTES = 65536
-SOCKET_BYTES = _socket_bytes()
-_OTHER_BYTES = 4096  # timers, events and lists of them
-_QUEUE_BYTES = {stat.S_IFSOCK: SOCKET_BYTES, stat.S_IFIFO: PIPE_BYTES}
-
-
 def descendants(pid: int) -> Iterator[tuple[int, list[str]]]:
     """Children of `pid` and theirs, by pid, with the ids of their threads; processes that end
     meanwhile may be missing.
     """
-    waiting = [(pid, _list(f"/proc/{pid}/task"))]
+    waiting = [(pid, listed(f"/proc/{pid}/task"))]
     while waiting:
         parent, threads = waiting.pop()
         for thread in threads:
             for child in _children(parent, [thread]):
-                entry = child, _list(f"/proc/{child}/task")
+                entry = child, listed(f"/proc/{child}/task")
                 yield entry
                 waiting.append(entry)
 
@@ -101,7 +80,7 @@ class Surveyor:
         process hides what it holds.
         """
         num_processes = memory_bytes = 0
-        waiting = _children(self._pid, _list(f"/proc/{self._pid}/task"))
+        waiting = _children(self._pid, listed(f"/proc/{self._pid}/task"))
         last, self._kept, self._holders = self._kept, {}, {}
         try:
             while waiting and num_processes <= self._limits.max_processes:
@@ -109,7 +88,7 @@ class Surveyor:
                 threads, held_bytes = _parsed(self._status_of(pid, last))
                 where, tasks = f"/proc/{pid}", [str(pid)]
                 if threads > 1:
-                    tasks = _list(f"{where}/task")
+                    tasks = listed(f"{where}/task")
                     if not held_bytes:
                         where, threads, held_bytes = _alive(pid, tasks)
                 waiting += self._children_of(pid, tasks)
@@ -144,14 +123,14 @@ class Surveyor:
         """Memory of the processes of the last survey and of those since; what they share counts once.
 
         A process that ends meanwhile counts, since it made shares of others smaller. Takes 0.02 ms per
-        MiB that the survey found.
+        MiB that the survey found; more memory than the limit, found meanwhile, is returned as it is.
         """
         shared: dict[int, int] = {}
         most = {pid: held_bytes for pid, (_, _, held_bytes) in self._holders.items()}
         for _ in range(_MAX_ROUNDS):
-            fresh = most.keys() - shared.keys()
-            shared.update((pid, _shared(pid)) for pid in fresh)
-            survey = self.survey()
+            survey = self._read_shares(most.keys() - shared.keys(), shared)
+            if survey.memory_bytes > self._limits.memory_bytes:
+                return survey.memory_bytes
             for pid, (_, _, held_bytes) in self._holders.items():
                 most[pid] = max(held_bytes, most.get(pid, 0))
             if most.keys() == shared.keys():
@@ -159,28 +138,42 @@ class Surveyor:
         distinct_bytes = sum(max(0, most[pid] - shared.get(pid, 0)) for pid in most)
         return min(survey.memory_bytes, distinct_bytes)
 
-    def queues(self, hidden: dict[Key, int]) -> Queues:
+    def _read_shares(self, pids: Set[int], shared: dict[int, int]) -> Survey:
+        """Put what these processes share into `shared`; the next survey, at once if it is too much."""
+        next_s = time.monotonic() + _BLIND_S
+        for pid in pids:
+            shared[pid] = _shared(pid)
+            if time.monotonic() > next_s:
+                survey = self.survey()
+                if survey.memory_bytes > self._limits.memory_bytes:
+                    return survey
+                next_s = time.monotonic() + _BLIND_S
+        return self.survey()
+
+    def largest_bytes(self) -> int:
+        """Memory of the largest process of the last survey."""
+        return max((held_bytes for _, _, held_bytes in self._holders.values()), default=0)
+
+    def queues(self, hidden: holdings.Hidden) -> holdings.Queues:
         """Add up what the processes of the last survey have open; objects that several hold count once.
 
-        Puts bytes of deleted files into `hidden`. Raises `UninspectableError`.
+        Puts deleted files into `hidden`. Raises `UninspectableError`.
         """
-        queues: dict[Key, int] = {}
-        num_others = 0
+        held = holdings.Held(hidden)
         for pid, (where, tasks, _) in self._holders.items():
             with _visible(pid, tasks):
-                num_others += _open_files(where, queues, hidden)
-        num_sockets = sum(held == SOCKET_BYTES for held in queues.values())
-        return Queues(sum(queues.values()) + num_others * _OTHER_BYTES, num_sockets)
+                held.add(where)
+        return held.queues()
 
-    def num_mappings(self, hidden: dict[Key, int]) -> int:
+    def num_mappings(self, hidden: holdings.Hidden) -> int:
         """Number of mappings of the processes of the last survey, or of those until there are too many.
 
-        Puts bytes of deleted files into `hidden`. Raises `UninspectableError`.
+        Puts deleted files into `hidden`. Raises `UninspectableError`.
         """
         most = self._limits.max_mappings
         for pid, (where, tasks, _) in self._holders.items():
             with _visible(pid, tasks):
-                most -= _mappings(where, most, hidden)
+                most -= holdings.mappings(where, most, hidden)
             if most < 0:
                 break
         return self._limits.max_mappings - most
@@ -248,13 +241,18 @@ def _num_descriptors(where: str, limits: Limits) -> int:
         return 0
 
 
-def is_awake(pid: int) -> bool:
-    """Tell whether a thread of a descendant of `pid` runs, or would if something happened."""
-    return any(
-        read(f"/proc/{descendant}/task/{task}/stat").rpartition(b")")[2][1:2] in (b"R", b"S")
-        for descendant, tasks in descendants(pid)
-        for task in tasks
-    )
+def awake(pid: int) -> dict[str, int | None]:
+    """Threads of descendants of `pid` that run, or would if something happened.
+
+    Each with the nanoseconds that it has run; None where the kernel does not tell.
+    """
+    found: dict[str, int | None] = {}
+    for descendant, tasks in descendants(pid):
+        for task in tasks:
+            where = f"/proc/{descendant}/task/{task}"
+            if read(f"{where}/stat").rpartition(b")")[2][1:2] in (b"R", b"S"):
+                found[task] = int(read(f"{where}/schedstat", 64).partition(b" ")[0] or b"0") or None
+    return found
 
 
 def _alive(pid: int, tasks: list[str]) -> tuple[str, int, int]:
@@ -283,74 +281,14 @@ def _parsed(status: bytes) -> tuple[int, int]:
     return int(threads_alone[1]) if threads_alone else 0, 0
 
 
-def _open_files(where: str, queues: dict[Key, int], hidden: dict[Key, int]) -> int:
-    """Put pipes and sockets into `queues`, deleted files into `hidden`; the number of other objects."""
-    num_others = 0
-    try:
-        folder = os.open(f"{where}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    try:
-        for name in _list(folder):
-            try:
-                found = os.stat(name, dir_fd=folder)
-            except FileNotFoundError:
-                continue  # closed meanwhile
-            kind = stat.S_IFMT(found.st_mode)
-            if kind == stat.S_IFREG and found.st_nlink == 0:
-                key = (found.st_dev, found.st_ino)
-                hidden[key] = max(found.st_blocks * BLOCK_BYTES, hidden.get(key, 0))
-            elif kind in _QUEUE_BYTES:
-                queues[found.st_dev, found.st_ino] = _QUEUE_BYTES[kind]
-            elif kind == 0:
-                num_others += 1
-    finally:
-        os.close(folder)
-    return num_others
-
-
-def _mappings(where: str, most: int, hidden: dict[Key, int]) -> int:
-    """Number of mappings, counted until there are more than `most`.
-
-    Files that are mapped, closed and deleted go into `hidden`: their mapped part is all that can be
-    known.
-    """
-    most_bytes = (most + 1) * _LONGEST_MAPPING
-    text = read(f"{where}/maps", most_bytes)
-    if len(text) >= most_bytes:
-        return most + 1
-    if b"(deleted)" in text:
-        for line in text.splitlines():
-            if line.endswith(b"(deleted)"):
-                span, _, _, device, inode = line.split()[:5]
-                begin, _, end = span.partition(b"-")
-                major, _, minor = device.partition(b":")
-                key = (os.makedev(int(major, 16), int(minor, 16)), int(inode))
-                hidden[key] = max(int(end, 16) - int(begin, 16), hidden.get(key, 0))
-    return text.count(b"\n")
-
-
-def _list(path: str | int) -> list[str]:
-    try:
-        return os.listdir(path)
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
-def read(path: str, most_bytes: int = 1 << 20) -> bytes:
-    """Content of a file below `/proc`; empty when its process has ended."""
-    pieces = []
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            while most_bytes > 0 and (piece := os.read(fd, 65536)):
-                pieces.append(piece)
-                most_bytes -= len(piece)
-        finally:
-            os.close(fd)
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
-    return b"".join(pieces)
+def has_yet_to_receive(pid: int, number: int) -> bool:
+    """Tell whether a signal waits for nothing but a processor, which its process has not had since."""
+    status = read(f"/proc/{pid}/status")
+    found = _SIGNALS.search(status)
+    if found is None or b"\nState:\tR" not in status:
+        return False
+    own, shared, blocked = (int(mask, 16) for mask in found.groups())
+    return bool((own | shared) & ~blocked & 1 << number - 1)
 
 
 def send(group: int, number: int) -> None:

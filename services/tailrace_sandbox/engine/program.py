@@ -5,6 +5,7 @@ Also runs on the Python of a container's image, from 3.7 on.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import _thread
 import ast
 import atexit
@@ -20,6 +21,10 @@ from types import TracebackType
 from typing import Any
 
 FILE_NAME = "main.py"
+# Tool code may replace the functions of `signal`.
+_set_mask, _take = _signal.pthread_sigmask, _signal.sigtimedwait
+_BLOCK, _SET, _INTERRUPT = _signal.SIG_BLOCK, _signal.SIG_SETMASK, {_signal.SIGINT}
+_ALL = set(range(1, _signal.NSIG)) - {32, 33}  # but for those that threads use
 
 
 class Attempt:
@@ -41,8 +46,33 @@ class Attempt:
         elif error is not None:
             self.exit_code = 1
             own_frame = trace.tb_next if trace is not None else None
-            traceback.print_exception(kind, error, own_frame)
+            with _Untold(error):
+                traceback.print_exception(kind, error, own_frame)
         return True
+
+
+class _Untold:
+    """Context manager around the report of an error: names the error if even that fails."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> bool:
+        if kind is not None:
+            name, reason = type(self._error).__name__, kind.__name__
+            _complain(f"{name}, which cannot be shown because of {reason}\n")
+        return True
+
+
+def _complain(text: str) -> None:
+    """Write to the standard error of the process, whatever tool code made of `sys.stderr`."""
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode(errors="replace"))
 
 
 def _exit_code(error: SystemExit) -> int:
@@ -65,18 +95,18 @@ def fresh_main() -> dict[str, Any]:
 
 def run(code: str, names: dict[str, Any]) -> Attempt:
     """Run a whole program."""
-    _remember(code, FILE_NAME)
     attempt = Attempt()
     with attempt:
+        _remember(code, FILE_NAME)
         exec(compile(code, FILE_NAME, "exec"), names)
     return attempt
 
 
 def run_cell(code: str, names: dict[str, Any], file_name: str) -> Attempt:
     """Run a piece of a session; the value of an expression at its end is shown."""
-    _remember(code, file_name)
     attempt = Attempt()
     with attempt:
+        _remember(code, file_name)
         tree = ast.parse(code, file_name)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, file_name, "exec"), names)
@@ -88,6 +118,25 @@ def run_cell(code: str, names: dict[str, Any], file_name: str) -> Attempt:
 def _remember(code: str, file_name: str) -> None:
     """Let tracebacks quote the source."""
     linecache.cache[file_name] = (len(code), None, code.splitlines(keepends=True), file_name)
+
+
+def hold_signals() -> set[int]:
+    """Let signals wait; returns the mask that tool code had, for `act_on_signals`.
+
+    Between two pieces of a session no handler of tool code may run: it could raise an error there.
+    """
+    found: set[int] = _set_mask(_BLOCK, _ALL)
+    return found
+
+
+def act_on_signals(mask: set[int]) -> Attempt:
+    """Let tool code have the signals that waited, but for an interrupt of what is over."""
+    attempt = Attempt()
+    with attempt:
+        if _signal.SIGINT not in mask:
+            _take(_INTERRUPT, 0)
+        _set_mask(_SET, mask)
+    return attempt
 
 
 def flush() -> None:

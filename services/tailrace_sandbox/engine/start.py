@@ -56,6 +56,7 @@ def main(argument: str) -> None:
     for module in (*_WARM, *start.preload):
         importlib.import_module(module)
     kernel.adopt_orphans()
+    kernel.run_in_short_turns()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # it watches each process by two files
     kernel.use_few_arenas()

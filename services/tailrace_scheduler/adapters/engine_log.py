@@ -14,6 +14,7 @@ from tailrace_scheduler.ports import DiskFullError
 
 log = get_logger(__name__)
 INTERVAL_S = 2.0
+SILENT_S = 3600.0  # one that comes back gets one line more
 LINES_AT_INTERVAL = 20_000  # then the interval doubles, and again, so that days stay small
 
 
@@ -22,7 +23,7 @@ class EngineLog:
 
     def __init__(self, run_dir: Path) -> None:
         self._file = LineFile(run_dir / "engines.jsonl")
-        self._kept: dict[str, ServerStatus] = {}  # newest line of each server
+        self._kept: dict[str, ServerStatus] = {}  # newest line of each server of the last hour
         self._num_lines = -1  # those of earlier schedulers are not counted yet
         self._is_refused = False
 
@@ -44,8 +45,16 @@ class EngineLog:
             self._is_refused = True
             return
         self._is_refused = False
+        if before is None:
+            self._forget_silent(status.heartbeat_unix_s)
         self._kept[status.server_id] = status
         self._num_lines += 1
+
+    def _forget_silent(self, unix_s: float) -> None:
+        """Drop servers without a line for long: every pod may have another name."""
+        for server_id, status in list(self._kept.items()):
+            if unix_s - status.heartbeat_unix_s > SILENT_S:
+                del self._kept[server_id]
 
     def close(self) -> None:
         """Close the file."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import uuid
 from collections.abc import Sequence
 
 from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderError
@@ -16,12 +17,13 @@ from tailrace_scheduler.core.decisions import (
     DrainServer,
     Emit,
     EndTraining,
+    ForgetGroup,
     PublishEpisode,
     Republish,
     SettleMembers,
     StoreDecision,
 )
-from tailrace_scheduler.ports import GroupStore
+from tailrace_scheduler.ports import GroupPlan, GroupStore
 
 log = get_logger(__name__)
 
@@ -30,9 +32,14 @@ PROBE_TIMEOUT_S = 5.0
 
 
 class Executor:
-    """Carries out decisions of one run; it keeps no state, so that each may be repeated."""
+    """Carries out decisions of one run; each may be repeated.
+
+    An event is written once by this scheduler. Another one decides on it again if the log that it
+    replayed does not have it, as after a power failure.
+    """
 
     def __init__(self, run: str, bus: Bus, store: GroupStore) -> None:
+        self._id = uuid.uuid4().hex
         self._run = run
         self._bus = bus
         self._store = store
@@ -72,6 +79,7 @@ class Executor:
         | DeferGroups
         | SettleMembers
         | Republish
+        | ForgetGroup
         | EndTraining
         | Emit
         | DrainServer,
@@ -81,25 +89,32 @@ class Executor:
             case PublishEpisode(task):
                 return task
             case Emit(once, body):
-                await store.emit(once, body)
+                await store.emit(f"{once}/{self._id}", body)
             case BeginGroups(steps):
                 await store.begin(dict(steps))
             case DeferGroups(steps):
                 await store.begin(dict(steps), defer=True)
             case EndTraining(lineage):
                 await store.end_training(lineage)
+            case ForgetGroup(group_id, phase, num_members, is_sent):
+                log.error(
+                    "writes of a group were lost: it is closed", group_id=group_id, is_sent=is_sent
+                )
+                await store.forget(group_id, phase, num_members, is_sent=is_sent)
             case DrainServer():
                 await self._drain(decision)
             case SettleMembers(group_id, members, outcome, reason):
                 await store.settle(group_id, members, outcome, reason)
                 await self._stop(group_id, members, reason)
             case Republish(plan, member, reason):
-                attempt = await store.raise_attempt(plan.group_id, member, reason)
-                log.warning(
-                    "episode goes out again", episode_id=f"{plan.group_id}.{member}", attempt=attempt
-                )
-                return None if attempt is None else plan.episode(member, attempt)
+                return await self._again(plan, member, reason)
         return None
+
+    async def _again(self, plan: GroupPlan, member: int, reason: str) -> EpisodeTask | None:
+        """Return the task of the member's next attempt; None if it has settled."""
+        attempt = await self._store.raise_attempt(plan.group_id, member, reason)
+        log.warning("episode goes out again", episode_id=f"{plan.group_id}.{member}", attempt=attempt)
+        return None if attempt is None else plan.episode(member, attempt)
 
     async def _stop(self, group_id: str, members: Sequence[int], reason: str) -> None:
         """Tell workers to stop settled episodes; who does not hear it plays to the end, in vain."""

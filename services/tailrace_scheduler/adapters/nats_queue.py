@@ -7,7 +7,7 @@ import msgspec
 import nats.js.errors
 from nats.aio.msg import Msg
 
-from tailrace.bus import Bus
+from tailrace.bus import Bus, OversizedMessageError
 from tailrace.bus.streams import retry_while_away
 from tailrace.log import get_logger
 from tailrace.tracing import episode
@@ -36,6 +36,10 @@ class NatsQueue:
     async def provision(self) -> None:
         """Create or update the run's streams, consumers and registry."""
         await self._bus.provision_run(self._run)
+
+    async def missing(self) -> list[str]:
+        """Names of the run's streams and consumers that do not exist."""
+        return await self._bus.missing_of_run(self._run)
 
     async def publish(self, tasks: Sequence[EpisodeTask]) -> None:
         """Return once all are stored."""
@@ -95,7 +99,10 @@ class NatsQueue:
             await answers.unsubscribe()
 
     async def announce(self, events: Sequence[Event]) -> None:
-        """Publish one message for all events, or several where one would be too large."""
+        """Publish one message for all events, or several where one would be too large.
+
+        An event that fits into no message is left out: those who follow the run are views.
+        """
         batch = EventBatch(tuple(events))
         if len(encode(batch)) > MAX_BATCH_BYTES and len(events) > 1:
             middle = len(events) // 2
@@ -103,4 +110,9 @@ class NatsQueue:
             await self.announce(events[middle:])
             return
         message_id = f"{self._run}.events.{events[0].seq}:{events[-1].seq}"
-        await self._bus.publish_durable(subjects.events(self._run), batch, message_id=message_id)
+        try:
+            await self._bus.publish_durable(subjects.events(self._run), batch, message_id=message_id)
+        except OversizedMessageError as error:
+            log.error(
+                "event too large to follow; events.jsonl has it", seq=events[0].seq, reason=str(error)
+            )

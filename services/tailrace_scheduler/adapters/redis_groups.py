@@ -8,7 +8,8 @@ import msgspec
 from tailrace.store import Blobs, GroupRecord, Outbox, StoreConnection, TrajectoryBuffer
 from tailrace_protos.episode import Outcome
 from tailrace_protos.event import EventBody
-from tailrace_scheduler.ports import GroupPlan
+from tailrace_protos.subjects import Phase
+from tailrace_scheduler.ports import GroupPlan, StoredGroups
 
 
 class RedisGroups:
@@ -54,6 +55,15 @@ class RedisGroups:
     async def raise_attempt(self, group_id: str, member: int, reason: str) -> int | None:
         """The member's next attempt, or None if it has settled."""
         return await self._buffer.raise_attempt(group_id, member, reason)
+
+    async def group_ids(self) -> StoredGroups:
+        """Ids of all groups in the buffer."""
+        return StoredGroups(*await self._buffer.group_ids())
+
+    async def forget(self, group_id: str, phase: Phase, num_members: int, *, is_sent: bool) -> None:
+        """Close a group that is open for Redis or for the scheduler alone; it is not trained."""
+        reason = "its writes were lost"
+        await self._buffer.forget_group(group_id, phase, num_members, is_sent=is_sent, reason=reason)
 
     async def emit(self, once: str, body: EventBody) -> None:
         """Write an event into the outbox, once for ever under this id."""

@@ -20,14 +20,16 @@ class RootSpans:
                 self._admitted_unix_s.setdefault(task.episode_id, now_unix_s)
 
     def take(self, body: EventBody) -> None:
-        """Records a settled episode and its time in the queue."""
+        """Records a settled episode, and its time in the queue unless the scheduler ended it: then
+        nobody says when its play began."""
         if not isinstance(body, EpisodeSettled):
             return
         root = tracing.episode(body.episode_id)
         if not root:
             return
         begun = self._admitted_unix_s.pop(body.episode_id, body.started_unix_s)
-        tracing.record("queue", root, begun, body.started_unix_s)
+        if body.started_unix_s < body.finished_unix_s:
+            tracing.record("queue", root, begun, body.started_unix_s)
         tracing.record(
             "episode",
             "",
@@ -38,6 +40,7 @@ class RootSpans:
             group_id=body.group_id,
             phase=body.phase,
             outcome=body.outcome.value,
+            reason=body.reason,
             reward=body.reward,
             num_turns=body.num_turns,
             num_sampled_tokens=body.num_sampled_tokens,

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from tailrace_protos.episode import EpisodeTask, Outcome
 from tailrace_protos.event import EventBody
+from tailrace_protos.subjects import Phase
 from tailrace_scheduler.core.streams.decisions import ProbeServer
 from tailrace_scheduler.ports import GroupPlan
 
@@ -49,6 +50,15 @@ class DeferGroups(NamedTuple):
     steps: tuple[tuple[str, int], ...]  # group id and the step that counts as that of its first tokens
 
 
+class ForgetGroup(NamedTuple):
+    """Close a group that is open for the store or for us alone; `is_sent`: only we have it waiting."""
+
+    group_id: str
+    phase: Phase = "train"
+    num_members: int = 0
+    is_sent: bool = False
+
+
 class EndTraining(NamedTuple):
     """Ask the learner of this lineage to save what it has and to take no further step."""
 
@@ -56,7 +66,7 @@ class EndTraining(NamedTuple):
 
 
 class Emit(NamedTuple):
-    """Write an event into the outbox; an id is written once only."""
+    """Write an event into the outbox; this scheduler writes an id once only."""
 
     once: str
     body: EventBody
@@ -77,6 +87,7 @@ StoreDecision = (
     | DeferGroups
     | SettleMembers
     | Republish
+    | ForgetGroup
     | EndTraining
     | Emit
     | DrainServer

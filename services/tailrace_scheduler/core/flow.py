@@ -21,14 +21,14 @@ from tailrace_protos.event import EpisodeRedelivered, EpisodeSettled, EventBody
 from tailrace_protos.subjects import PHASES, Phase
 from tailrace_scheduler.config import SchedulerConfig
 from tailrace_scheduler.core.decisions import BeginGroups, Decision, PublishEpisode
-from tailrace_scheduler.core.groups import GroupBook, Reconciler
-from tailrace_scheduler.core.health import ServerHealth
+from tailrace_scheduler.core.groups import GroupBook, Reconciler, StoreAudit
+from tailrace_scheduler.core.health import EpisodeRoom, ServerHealth
 from tailrace_scheduler.core.idle import Activities
 from tailrace_scheduler.core.leases import WorkerLeases
 from tailrace_scheduler.core.lineage import NONE_WAITING, WaitingGroups
 from tailrace_scheduler.core.streaming import StreamFeed
 from tailrace_scheduler.core.streams import decisions as streams
-from tailrace_scheduler.ports import GroupPlan
+from tailrace_scheduler.ports import GroupPlan, StoredGroups
 
 HOLD_S = 0.25  # a turn that waits for room asks again after this time
 
@@ -43,6 +43,8 @@ class EpisodeFlow:
         self.activities = Activities(config.lease_ttl_s)
         self.feed = StreamFeed(run, config)
         self._leases = WorkerLeases(config.lease_ttl_s)
+        self._room = EpisodeRoom()
+        self._audit = StoreAudit()
         self._reconcilers = {phase: Reconciler(config.max_attempts) for phase in PHASES}
 
     @property
@@ -101,6 +103,10 @@ class EpisodeFlow:
         groups = [group for group in self.groups if group.plan.phase == phase]
         return [*reconciler.compare(groups, queued, self._leases.holds)]
 
+    def audit(self, stored: StoredGroups, waiting: Collection[str]) -> list[Decision]:
+        """Decisions on groups of which the store and we know different things."""
+        return [*self._audit.compare(self.groups, waiting, stored)]
+
     # Workers and servers.
 
     def on_status(self, status: ServerStatus, now_s: float) -> ServerStatus | None:
@@ -115,6 +121,7 @@ class EpisodeFlow:
         self.activities.heard(activity, now_s)
         self._leases.heard(activity.worker_id, now_s)
         self.feed.limited(activity.context_limit, now_s)
+        self._room.worker_said(activity.context_limit)
         for group_id in activity.waiting_groups:
             self.groups.postpone(group_id, now_s + self._config.group_timeout_s)
 
@@ -135,6 +142,10 @@ class EpisodeFlow:
         """Policy versions of the servers that get no new episodes until they have caught up, by id."""
         lagging = self.health.lagging(now_s, self.feed.suspended)
         return {one.server_id: one.policy_version for one in lagging}
+
+    def short_server(self, now_s: float) -> str:
+        """Text on a server whose sequences end before the longest episode; empty if there is none."""
+        return self._room.short_server(self.health.alive(now_s))
 
     # Decisions.
 
@@ -176,7 +187,7 @@ class EpisodeFlow:
             if group.plan.phase == "train" and len(group.published) == 1:
                 begun.append((group.plan.group_id, self.feed.begun_step(group.plan.group_id)))
             lease = self._lease(one.episode_id, one.server_id)
-            started.append(PublishEpisode(group.episode(member, lease)))
+            started.append(PublishEpisode(group.episode(member, lease, one.room_wait_s)))
         return [*([BeginGroups(tuple(begun))] if begun else []), *started]
 
     def _lease(self, episode_id: str, server_id: str) -> Lease:

@@ -17,9 +17,9 @@ import msgspec
 from tailrace_protos.episode import EpisodeTask, Lease, Outcome
 from tailrace_protos.event import EpisodeRedelivered, EpisodeSettled
 from tailrace_protos.subjects import PHASES, Phase
-from tailrace_scheduler.core.decisions import DeferGroups, Republish, SettleMembers
+from tailrace_scheduler.core.decisions import DeferGroups, ForgetGroup, Republish, SettleMembers
 from tailrace_scheduler.core.streams.decisions import ProbeServer
-from tailrace_scheduler.ports import GroupPlan
+from tailrace_scheduler.ports import GroupPlan, StoredGroups
 
 WAITING_CHECK_S = 1.0  # least time between two looks at the deadline of a group that waits for servers
 NOTHING: Mapping[int, EpisodeTask] = MappingProxyType({})
@@ -61,11 +61,11 @@ class OpenGroup:
         """Members that wait for their first server."""
         return len(self.plan.tasks) - len(self.published | self.settled.keys())
 
-    def episode(self, member: int, lease: Lease) -> EpisodeTask:
-        """The task of a member, with its first server."""
+    def episode(self, member: int, lease: Lease, room_wait_s: float) -> EpisodeTask:
+        """The task of a member, with its first server and the seconds in which there was none."""
         plan = msgspec.structs.replace(self.plan, deadline_unix_s=self.deadline_unix_s)
         task = plan.episode(member, self.attempts.get(member, 0))
-        return msgspec.structs.replace(task, lease=lease)
+        return msgspec.structs.replace(task, lease=lease, room_wait_s=room_wait_s)
 
 
 class GroupBook:
@@ -252,3 +252,40 @@ class Reconciler:
             return Republish(plan, member, "the work queue no longer held it")
         reason = f"lost by the work queue or dead-lettered in {self._max_attempts} attempts"
         return SettleMembers(group.plan.group_id, (member,), Outcome.INFRA_FAILURE, reason)
+
+
+class StoreAudit:
+    """Finds groups of which the store knows something else than we do: one of us has lost writes.
+
+    A Redis that is started again after a power failure, or another one that takes over, may lack its
+    last ones, and so may the log that a new scheduler replays.
+    What differs in two comparisons in a row is lost: all events before the first one are known to us
+    at the second.
+    """
+
+    def __init__(self) -> None:
+        self._differing: frozenset[str] = frozenset()
+
+    def compare(
+        self, book: GroupBook, waiting: Collection[str], stored: StoredGroups
+    ) -> list[ForgetGroup | SettleMembers]:
+        """Decisions on groups that differ for the second time; `waiting` wait for the learner."""
+        found: dict[str, ForgetGroup | SettleMembers] = {
+            group_id: ForgetGroup(group_id, is_sent=True)
+            for group_id in waiting
+            if group_id not in stored.sent_ids
+        }
+        for group_id in stored.open_ids:
+            if group_id not in book:
+                found[group_id] = ForgetGroup(group_id)
+        for group in book:
+            group_id, phase, num_members = group.plan.group_id, group.plan.phase, len(group.plan.tasks)
+            if group_id not in stored.open_ids:
+                found[group_id] = ForgetGroup(group_id, phase, num_members)
+            elif not group.unsettled:
+                reason = "Redis has lost its trajectory"
+                members = tuple(range(num_members))
+                found[group_id] = SettleMembers(group_id, members, Outcome.INFRA_FAILURE, reason)
+        decided = [one for group_id, one in found.items() if group_id in self._differing]
+        self._differing = frozenset(found)
+        return decided

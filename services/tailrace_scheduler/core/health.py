@@ -8,7 +8,7 @@ one keeps its episodes, and gets new ones when it has caught up.
 """
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +20,8 @@ SUSPEND_AT_RATE = 0.5
 FIRST_SUSPENSION_S = 1.0
 LONGEST_SUSPENSION_S = 60.0
 ASK_TO_LEAVE_AGAIN_S = 10.0
+SILENT_S = 600.0  # for which the status of a silent server is kept
+CONFIRMED_S = 1.0  # over which a server says that its sequences are short
 
 
 class ServingState(NamedTuple):
@@ -93,11 +95,18 @@ class ServerHealth:
         """Take a status; returns the previous one. A repeated old heartbeat does not count as fresh."""
         before = self._statuses.get(status.server_id)
         if before is None:
+            self._forget_silent(now_s)
             self._heard_s[status.server_id] = min(status.heartbeat_unix_s, now_s)
         elif before.heartbeat_unix_s != status.heartbeat_unix_s:
             self._heard_s[status.server_id] = now_s
         self._statuses[status.server_id] = status
         return before
+
+    def _forget_silent(self, now_s: float) -> None:
+        """Drop servers that were silent for long: every Pod may have another name."""
+        kept_s = max(SILENT_S, self._timeout_s)
+        for server_id in [one for one, heard_s in self._heard_s.items() if now_s - heard_s > kept_s]:
+            del self._heard_s[server_id], self._statuses[server_id]
 
     def distrust(self, server_id: str, incarnation: str) -> None:
         """Never use this start of the server again."""
@@ -151,3 +160,44 @@ class ServerHealth:
     def _serves(self, server_id: str, now_s: float) -> bool:
         is_ready = self._statuses[server_id].state is ServerState.READY
         return is_ready and self._is_there(server_id, now_s)
+
+
+class EpisodeRoom:
+    """Tells whether servers have room for the longest episode.
+
+    One message may be anybody's: a worker says its limit twice in a row, and a server its own over
+    `CONFIRMED_S` of its heartbeats.
+    """
+
+    def __init__(self) -> None:
+        self._longest = 0  # tokens; 0: not known
+        self._newest_limit = 0
+        self._first: dict[str, ServerStatus] = {}  # of those that said the same since
+
+    def worker_said(self, limit_tokens: int) -> None:
+        """Take the longest episode of a worker."""
+        if limit_tokens == self._newest_limit:
+            self._longest = max(self._longest, limit_tokens)
+        self._newest_limit = limit_tokens
+
+    def short_server(self, alive: Sequence[ServerStatus]) -> str:
+        """Text on a server whose sequences end before the longest episode; empty if there is none."""
+        before = self._first
+        self._first = {one.server_id: _first_of(before.get(one.server_id), one) for one in alive}
+        for one in alive:
+            said_s = one.heartbeat_unix_s - self._first[one.server_id].heartbeat_unix_s
+            if 0 < one.max_sequence_tokens < self._longest and said_s >= CONFIRMED_S:
+                return (
+                    f"the server {one.server_id} takes sequences of at most "
+                    f"{one.max_sequence_tokens} tokens, and an episode may have {self._longest} "
+                    "(agents.max_episode_tokens): lower this, or raise what bounds the server "
+                    "(inference.kv_cache_tokens, inference.max_model_len, or the model; see its log)"
+                )
+        return ""
+
+
+def _first_of(before: ServerStatus | None, status: ServerStatus) -> ServerStatus:
+    """The earlier of two statuses that say the same of the same process, else the newer."""
+    if before is None or before.incarnation != status.incarnation:
+        return status
+    return before if before.max_sequence_tokens == status.max_sequence_tokens else status

@@ -107,6 +107,14 @@ class Seen:
         return len(self._steps)
 
     @property
+    def num_equal(self) -> float:
+        """Groups with equal rewards in these steps: all where a step has one reward."""
+        return sum(
+            step.get("num_groups" if _has_one_reward(step) else "num_groups_zero_variance") or 0.0
+            for step in self._steps
+        )
+
+    @property
     def num_redrawn(self) -> int:
         """Groups with equal rewards that were given back during these steps."""
         return sum(self._num_redrawn)
@@ -116,6 +124,8 @@ class Seen:
         """Setting to change besides the tasks: groups may be drawn anew already."""
         if self.num_redrawn:
             return "or learner.entropy_loss_coef, as replies to a task are alike (or end the run)"
+        if not self.total("num_groups_zero_variance"):  # the estimator compares no group
+            return "or check the reward, which is the same in all episodes of a step"
         return "or set learner.zero_variance_groups: redraw"
 
     @property
@@ -152,7 +162,14 @@ _LIMITS = {
     "max_turns": "agents.loop_args.max_turns (or max_turns of the environment)",
     "max_new_tokens": "agents.generating_args.max_new_tokens",
     "max_episode_tokens": "agents.max_episode_tokens",
+    "engine_length": "what the engine takes: inference.kv_cache_tokens, inference.max_model_len",
 }
+
+
+def _has_one_reward(step: Mapping[str, float | None]) -> bool:
+    """Tell whether all episodes of a step have the same reward, but for rounding."""
+    deviation = step.get("reward_std")
+    return deviation is not None and deviation <= 1e-9
 
 
 def _share_lost(window: Window, at_least: float) -> float | None:
@@ -171,7 +188,7 @@ def _few_turns(seen: Seen) -> float | None:
 
 
 def _equal_groups(seen: Seen) -> float | None:
-    num_equal = seen.total("num_groups_zero_variance") + seen.num_redrawn
+    num_equal = seen.num_equal + seen.num_redrawn
     num_groups = seen.total("num_groups") + seen.num_redrawn
     return num_equal / num_groups if seen.num_steps >= NUM_COMPARED_STEPS and num_groups else None
 

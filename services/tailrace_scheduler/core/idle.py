@@ -38,6 +38,7 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 ACCOUNTS: tuple[Account, ...] = get_args(Account)
 
 Accounts = dict[Account, float]  # seconds
+_MAX_BEATS = 4096  # kept apart; hours may pass between two rows, with thousands of heartbeats a second
 
 
 class ActivityCounts(NamedTuple):
@@ -183,6 +184,9 @@ class IdleLedger:
         self._beat_s = total_s
         if total_s > paid_s:
             self._engines.append(_scaled(self._mixture, total_s - paid_s))
+        if len(self._engines) > _MAX_BEATS:
+            oldest = self._engines.popleft()
+            _add(self._engines[0], oldest)
 
     def cut(self, wall_s: float, learner_busy_s: float, num_engines: int) -> Accounts:
         """Close an interval of `wall_s`: seconds of each account, which sum to it."""

@@ -19,11 +19,18 @@ from tailrace_protos.event import (
     GroupDropped,
     LearnerResumed,
     RunFailed,
+    RunStarted,
     StepFinished,
     TaskSolved,
 )
 from tailrace_scheduler.config import SchedulerConfig
-from tailrace_scheduler.core.untrained import OTHER_CAUSE, REMEDIES, SolvedGroups, untrained_cause
+from tailrace_scheduler.core.untrained import (
+    EQUAL_REWARDS,
+    OTHER_CAUSE,
+    REMEDIES,
+    SolvedGroups,
+    untrained_cause,
+)
 
 FAILED_SHARE = 0.9
 SOLVED_SUCCESS = 0.9
@@ -32,7 +39,8 @@ WARM_START = "warm_start"
 _STALL_HINT_S = 60.0  # without progress, while no episode is played
 _FAILURES = (Outcome.INFRA_FAILURE, Outcome.TIMEOUT)
 _REMEMBERED = 512  # failures, for the commonest reason
-_DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
+_FIRST_STEPS = 3  # of an experiment, in which a server with short sequences ends the run
+_DIGITS = re.compile(r"0x[0-9a-f]+|\b(?=[a-f]*\d)[0-9a-f]{4,}\b|\d+")  # ids of calls are hexadecimal
 _OF_REWARD, _OF_GENERATION = re.compile(r"^reward:"), re.compile(r"generation \S+ failed")
 
 
@@ -58,6 +66,7 @@ class Standing(NamedTuple):
     learner_has_work: bool
     num_open: int  # published episodes that have not ended
     num_waiting: int = 0  # groups with an episode that no agent outside has leased yet
+    short_server: str = ""  # text on a server that cannot hold the longest episode
 
     def waits_for(self) -> tuple[str, str]:
         """The service whose log says more, and what keeps the run from going on."""
@@ -95,6 +104,8 @@ class RunHealth:
         self._recent: deque[str] = deque(maxlen=_REMEMBERED)  # reasons
         self._open: dict[str, set[Outcome]] = {}  # of groups that have not closed
         self._num_steps = 0
+        self._config_digest = ""
+        self._num_first_steps = 0  # since the experiment changed
         self._num_trained_steps = 0
         self._num_failed_in_row = 0  # groups
         self._window: deque[bool] = deque(maxlen=config.failed_groups_window or 1)
@@ -108,9 +119,11 @@ class RunHealth:
         self.begin(now_s)
 
     def begin(self, now_s: float) -> None:
-        """This process watches from now on: what came before says nothing about a stall."""
+        """This process watches from now on: how long ago something came before it says nothing."""
         self._is_first_resume = True
         self.progress_unix_s = now_s
+        if self._failing_since_s is not None:
+            self._failing_since_s = now_s
 
     def apply(self, event: Event) -> None:
         """Take note of an event."""
@@ -126,6 +139,8 @@ class RunHealth:
             case EvaluationFinished() as body:
                 self._newest_evaluation = body
                 self.progress_unix_s = max(self.progress_unix_s, event.unix_s)
+            case RunStarted(config_digest=digest) if digest != self._config_digest:
+                self._config_digest, self._num_first_steps = digest, 0
             case LearnerResumed(lineage=lineage):
                 self._resumed(lineage, event.unix_s)
             case TaskSolved() as body if body.lineage == self._lineage:
@@ -137,6 +152,8 @@ class RunHealth:
     def verdict(self, now_s: float, standing: Standing) -> RunFailed | None:
         """The reason to end the run now, if there is one."""
         step = standing.counts.step
+        if standing.short_server and self._num_first_steps < _FIRST_STEPS:
+            return RunFailed("short_sequences", step, standing.short_server, "inference")
         return (
             self._failed_groups(now_s, step)
             or self._untrained_steps(step)
@@ -240,6 +257,7 @@ class RunHealth:
 
     def _stepped(self, body: StepFinished, unix_s: float) -> None:
         self._num_steps += 1
+        self._num_first_steps += 1
         self.progress_unix_s = max(self.progress_unix_s, unix_s)
         cause = untrained_cause(body.metrics)
         if cause is not None:
@@ -343,11 +361,15 @@ class RunHealth:
         return RunFailed("stall", standing.counts.step, text, service)
 
     def _cause(self) -> str:
-        """The commonest cause of untrained groups, with its remedy."""
+        """The commonest cause of untrained groups, with its remedy.
+
+        Of two that are as common, equal rewards come last: healthy runs have them too.
+        """
         if not self._causes:
             return OTHER_CAUSE
-        cause, count = self._causes.most_common(1)[0]
-        text = f"in {count} of {self._causes.total()} groups {REMEDIES.get(cause, OTHER_CAUSE)}"
+        cause = max(self._causes, key=lambda one: (self._causes[one], one != EQUAL_REWARDS))
+        share = f"in {self._causes[cause]} of {self._causes.total()} groups"
+        text = f"{share} {REMEDIES.get(cause, OTHER_CAUSE)}"
         return f"{text}; {self.commonest()}" if cause == "too_few_valid" else text
 
     def _service(self) -> str:

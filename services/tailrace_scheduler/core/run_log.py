@@ -9,8 +9,10 @@ corrections) and evaluations of single tags follow them.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, overload
+
+import msgspec
 
 from tailrace_protos.episode import Outcome
 from tailrace_protos.event import (
@@ -63,6 +65,9 @@ METRIC_KEYS = (
 # nothing where the interval was not watched (rows made up for after a restart).
 CutIdle = Callable[[float, float], Mapping[str, float]]
 
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[int | float | None])
+
 
 class Rewind(NamedTuple):
     """Rows of steps beyond this one have not happened."""
@@ -73,15 +78,53 @@ class Rewind(NamedTuple):
 Change = Row | Rewind
 
 
-def fold(changes: Iterable[Change]) -> list[Row]:
-    """Return the rows that remain after a history of changes."""
-    rows: list[Row] = []
-    for change in changes:
-        if isinstance(change, Rewind):
-            rows = [row for row in rows if _step_of(row) <= change.step]
-        else:
-            rows.append(change)
-    return rows
+class Rows(Sequence[Row]):
+    """Rows in the order of their steps, without their names: a long run has 100,000 of them."""
+
+    def __init__(self, changes: Iterable[Change] = ()) -> None:
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}  # each once
+        self._packed: list[tuple[tuple[str, ...], bytes]] = []
+        self._steps: list[int] = []
+        self.extend(changes)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [_unpacked(one) for one in self._packed[index]]
+        return _unpacked(self._packed[index])
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def append(self, row: Row) -> None:
+        """Add the row of the next step."""
+        names = tuple(row)
+        self._packed.append((self._names.setdefault(names, names), _encoder.encode([*row.values()])))
+        self._steps.append(_step_of(row))
+
+    def extend(self, changes: Iterable[Change]) -> None:
+        """Apply changes in their order."""
+        for change in changes:
+            if isinstance(change, Rewind):
+                self.rewind(change.step)
+            else:
+                self.append(change)
+
+    def rewind(self, step: int) -> None:
+        """Take back the rows of later steps."""
+        while self._steps and self._steps[-1] > step:
+            self._steps.pop()
+            self._packed.pop()
+
+
+def _unpacked(packed: tuple[tuple[str, ...], bytes]) -> Row:
+    names, values = packed
+    return dict(zip(names, _decoder.decode(values), strict=True))
 
 
 class RunLog:

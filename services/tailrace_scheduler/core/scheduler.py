@@ -8,6 +8,8 @@ restart is a replay of `events.jsonl` and a look at the groups that Redis has op
 
 from collections.abc import Collection, Iterable, Sequence
 
+import msgspec
+
 from tailrace.config import RunConfig
 from tailrace_protos.control import (
     AgentActivity,
@@ -52,11 +54,11 @@ from tailrace_scheduler.core.health import ServingState
 from tailrace_scheduler.core.idle import IdleLedger, Situation
 from tailrace_scheduler.core.lineage import Lineage
 from tailrace_scheduler.core.run_health import Counts, Standing
-from tailrace_scheduler.core.run_log import Change, CutIdle, RunLog, fold
+from tailrace_scheduler.core.run_log import Change, CutIdle, Rows, RunLog
 from tailrace_scheduler.core.streams.credit import EVALUATION, WEIGHTS
 from tailrace_scheduler.core.tasks import TaskSource, TrainGroups
 from tailrace_scheduler.core.vitals import Vitals
-from tailrace_scheduler.ports import GroupPlan, Row
+from tailrace_scheduler.ports import GroupPlan, StoredGroups
 
 
 class SchedulerCore:
@@ -78,7 +80,7 @@ class SchedulerCore:
         self._groups, self._health = self._flow.groups, self._flow.health
         self._activities = self._flow.activities
         self._idle = IdleLedger(now_s)
-        self._log = RunLog(self._evaluations.is_due)
+        self._log, self._replayed = RunLog(self._evaluations.is_due), Rows()
         self._vitals = Vitals(run, config, now_s)
         self._end = RunEnd(run.max_steps)
         self._train_groups = TrainGroups(run, config, self._tasks)
@@ -88,13 +90,16 @@ class SchedulerCore:
 
     # Events
 
-    def replay(self, events: Iterable[Event], now_s: float) -> list[Row]:
-        """Applies what `events.jsonl` holds and returns the rows of `metrics.jsonl` that it tells of.
+    def follow(self, events: Iterable[Event]) -> None:
+        """Apply what another scheduler wrote to `events.jsonl`; unwatched idle time is unknown."""
+        for event in events:
+            self._replayed.extend(self._apply(event, event, lambda wall_s, busy_s: {}))
 
-        Idle time of intervals that were not watched is unknown.
-        """
-        changes = (one for event in events for one in self._apply(event, lambda wall_s, busy_s: {}))
-        rows = fold(changes)
+    def replay(self, events: Iterable[Event], now_s: float) -> Rows:
+        """Apply the rest of `events.jsonl`; returns all rows of `metrics.jsonl` that it tells of."""
+        self.follow(events)
+        rows, self._replayed = self._replayed, Rows()
+        self._idle = IdleLedger(now_s)
         self._log.begin_again(now_s)
         self._vitals.take_hints()
         self._end.begin_again(is_resumed=bool(self._run.resume_from_checkpoint))
@@ -110,7 +115,8 @@ class SchedulerCore:
             return {f"{'busy' if name in kinds else 'idle'}/{name}": s for name, s in accounts.items()}
 
         body = event.body
-        changes = self._apply(event, cut_idle)
+        heard = msgspec.structs.replace(event, unix_s=now_s)  # the clock of Redis may differ from ours
+        changes = self._apply(event, heard, cut_idle)
         if isinstance(body, LearnerResumed):
             self._flow.resume(body.step, self._lineage.waiting, now_s)
         elif not isinstance(body, StepFinished) or body.lineage == self._lineage.name:
@@ -207,6 +213,10 @@ class SchedulerCore:
         """Decisions on episodes that the phase's queue does not hold; None: it holds enough."""
         return self._flow.reconcile(phase, queued)
 
+    def audit(self, stored: StoredGroups) -> list[Decision]:
+        """Decisions on groups of which the store knows something else than we do."""
+        return self._flow.audit(stored, self._lineage.waiting.sizes)
+
     # State
 
     @property
@@ -240,8 +250,9 @@ class SchedulerCore:
 
     # Internals
 
-    def _apply(self, event: Event, cut_idle: CutIdle) -> list[Change]:
-        self._vitals.apply(event)
+    def _apply(self, event: Event, heard: Event, cut_idle: CutIdle) -> list[Change]:
+        """Apply an event; `heard` has the time of this process, with which silence is measured."""
+        self._vitals.apply(heard)
         self._flow.apply(event.body)
         match event.body:
             case EpisodeSettled(phase="eval") as body:
@@ -378,4 +389,12 @@ class SchedulerCore:
         has_work = lineage.num_ready >= self._run.groups_per_step
         num_open = sum(map(self._groups.num_unsettled, PHASES))
         num_waiting = self._activities.num_waiting(now_s)
-        return Standing(counts, lineage.started, servers.is_current, has_work, num_open, num_waiting)
+        return Standing(
+            counts,
+            lineage.started,
+            servers.is_current,
+            has_work,
+            num_open,
+            num_waiting,
+            self._flow.short_server(now_s),
+        )

@@ -259,6 +259,7 @@ class StreamFeed:
         """Servers that are not `present` are gone, and those `barred` get nothing new for now."""
         for server_id in self._statuses.keys() - set(present):
             del self._statuses[server_id]
+            self._last_given.pop(server_id, None)
             self._core.on(ev.ServerGone(server_id), now_s)
         if frozenset(barred) != self._barred:
             self._barred = frozenset(barred)

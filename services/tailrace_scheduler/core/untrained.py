@@ -1,5 +1,8 @@
 """Steps and groups without a trained token: their causes, each with a remedy, and solved tasks (pure).
 
+A step whose tokens are all without a learning signal (advantages of 0) has trained none either: what
+else is in the loss, an entropy bonus or a divergence, teaches no task.
+
 The groups of a solved task have equal rewards, as those of one that teaches nothing. A group is solved
 if all its valid episodes succeed: the task reported a success of 1, or it reports none and the reward
 is at least 1. This is stricter than `Trajectory.success`, for which a reward above 0 is enough:
@@ -14,11 +17,16 @@ from tailrace_protos.event import EpisodeSettled, GroupClosed
 
 SOLVED_SHARE = 0.9
 _REMEMBERED = 1 << 16  # groups that the learner has, or may get again after a resume
+EQUAL_REWARDS = "zero_variance"
+_OF_GROUPS = (
+    EQUAL_REWARDS,
+    "too_few_valid",
+)  # causes of whole groups: named if they are most of a step
 _OF_REFERENCE = "num_nonfinite_ref_tokens"
 
 # Reasons for a group without a trained token: the learner's metric or drop reason, and a remedy.
 REMEDIES = {
-    "zero_variance": "all episodes of a group had the same reward: check the reward, choose tasks that "
+    EQUAL_REWARDS: "all episodes of a group had the same reward: check the reward, choose tasks that "
     "the model solves sometimes, raise group_size or the sampling temperature",
     "too_few_valid": "groups had too few valid episodes: mend the failures, or lower "
     "scheduler.min_valid",
@@ -48,16 +56,26 @@ def untrained_cause(metrics: Mapping[str, float | None]) -> str | None:
         return None
     counts = {name: count or 0.0 for name, count in metrics.items()}
     if num_tokens:
-        if not 0 < counts.get("num_updates", 0.0) <= counts.get("num_skipped_updates", 0.0):
-            return None
-        return _OF_REFERENCE if counts.get(_OF_REFERENCE) else "skipped"
-    of_groups = {
-        name: counts.get(f"num_groups_{name}", 0.0) for name in ("zero_variance", "too_few_valid")
-    }
+        return EQUAL_REWARDS if metrics.get("num_signal_tokens") == 0 else _skipped_cause(counts)
+    return _cause_without_tokens(counts)
+
+
+def _cause_without_tokens(counts: Mapping[str, float]) -> str:
+    """Returns the cause for which a step had no token to train."""
+    of_tokens = next((name for name in REMEDIES if counts.get(name)), "")
+    of_groups = {name: counts.get(f"num_groups_{name}", 0.0) for name in _OF_GROUPS}
     largest = max(of_groups, key=lambda name: of_groups[name])
-    if of_groups[largest] * 2 >= counts.get("num_groups", 0.0):
+    half = counts.get("num_groups", 0.0) / 2
+    if of_groups[largest] > half or (of_groups[largest] == half and not of_tokens):
         return largest
-    return next((name for name in REMEDIES if counts.get(name)), "other")
+    return of_tokens or "other"
+
+
+def _skipped_cause(counts: Mapping[str, float]) -> str | None:
+    """Returns the cause for which all updates of a step were skipped; None if one was applied."""
+    if not 0 < counts.get("num_updates", 0.0) <= counts.get("num_skipped_updates", 0.0):
+        return None
+    return _OF_REFERENCE if counts.get(_OF_REFERENCE) else "skipped"
 
 
 class SolvedGroups:

@@ -110,7 +110,8 @@ class Broadcaster:
     async def _run(self, current: _Round) -> None:
         try:
             with suppress(TimeoutError):
-                await asyncio.wait_for(current.is_full.wait(), _GATHER_S)
+                async with asyncio.timeout(_GATHER_S):
+                    await current.is_full.wait()
             self._round = None
             place = self._plan(current)
             log_ids = {"policy_version": current.policy_version, "num_servers": len(current.asked)}

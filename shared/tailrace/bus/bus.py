@@ -15,7 +15,7 @@ from tailrace import metrics
 from tailrace.bus.calls import Caller, ReplyInbox
 from tailrace.bus.connection import Connection
 from tailrace.bus.durable import MESSAGE_ID_HEADER, DeadLetters, DurablePublisher, Outgoing
-from tailrace.bus.streams import StreamLimits, provision, retry_while_away
+from tailrace.bus.streams import StreamLimits, missing, provision, retry_while_away
 from tailrace.config import Endpoints
 from tailrace.log import get_logger
 from tailrace.tracing import headers
@@ -220,6 +220,10 @@ class Bus:
     async def provision_run(self, run: str, limits: StreamLimits | None = None) -> None:
         """Creates or updates the streams, consumers and registry of a run; idempotent."""
         await provision(self.jetstream, run, limits or StreamLimits())
+
+    async def missing_of_run(self, run: str) -> list[str]:
+        """Returns the names of the run's streams and consumers that do not exist."""
+        return await missing(self.jetstream, run)
 
     # Registry of inference servers
 

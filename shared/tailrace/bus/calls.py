@@ -31,6 +31,7 @@ KIND_HEADER = "Tailrace-Error"
 MAX_REASON_CHARS = 2000  # headers count too: beyond `max_payload` nats-server closes the connection
 _STATUS = {
     CallErrorCode.INVALID: "400",
+    CallErrorCode.TOO_LONG: "400",
     CallErrorCode.INTERNAL: "500",
     CallErrorCode.OVERLOADED: "503",
     CallErrorCode.NOT_READY: "503",

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import nats.errors
-from nats.aio.client import Client
+from nats.aio.client import DEFAULT_FLUSH_TIMEOUT, Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
@@ -35,11 +35,20 @@ LOG_DOWN_EVERY_S = 10.0
 Headers = dict[str, str]
 
 
+class _FlushingClient(Client):
+    """Client with our `flush`: the `drain` of nats-py drops what arrives after its `flush`."""
+
+    async def flush(self, timeout: int = DEFAULT_FLUSH_TIMEOUT) -> None:
+        """See `flush`; `timeout` in seconds, of each ping."""
+        for _ in range(2):
+            await super().flush(timeout)
+
+
 class Connection:
     """NATS client that waits while the server is away."""
 
     def __init__(self, endpoints: Endpoints, name: str) -> None:
-        self.client = Client()
+        self.client = _FlushingClient()
         self.denied: list[str] = []  # errors of the server about what this user may not do
         self.on_closed: Callable[[str], None] = lambda _reason: None
         self.on_lost: list[Callable[[], None]] = []
@@ -48,7 +57,9 @@ class Connection:
         self._name = name
         self._connected = asyncio.Event()
         self._refused = asyncio.Event()
+        self._giving_up: asyncio.Task[None] | None = None  # a refusal ends a connection that was open
         self._closing = False
+        self._was_open = False
         self._closed_reason = ""
         self._logged_down_s = -LOG_DOWN_EVERY_S
 
@@ -82,15 +93,19 @@ class Connection:
         try:
             await asyncio.wait({connecting, refused}, return_when=asyncio.FIRST_COMPLETED)
             if not connecting.done():
-                raise ConfigError(
-                    f"NATS at {self._endpoints.nats_url} refuses user {user!r}: "
-                    "check TAILRACE_NATS_USER and TAILRACE_NATS_PASSWORD"
-                )
+                raise ConfigError(self._refusal)
             await connecting
         finally:
             connecting.cancel()
             refused.cancel()
         self._set_connected()
+
+    @property
+    def _refusal(self) -> str:
+        return (
+            f"NATS at {self._endpoints.shown_nats_url} refuses user {self._endpoints.nats_user!r}: "
+            "check TAILRACE_NATS_USER and TAILRACE_NATS_PASSWORD"
+        )
 
     async def close(self) -> None:
         """Sends the buffered messages, then closes the connection."""
@@ -111,6 +126,7 @@ class Connection:
     ) -> None:
         """Sends a message; waits while the server is away."""
         self.check_size(subject, payload, headers)
+        num_cancels = _num_cancels()
         while True:
             if not self._connected.is_set() or self._closed_reason:
                 await self.wait_connected()
@@ -121,6 +137,8 @@ class Connection:
             except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError) as error:
                 raise BusClosedError(self._closed_reason or str(error)) from error
             else:
+                if _num_cancels() > num_cancels:
+                    raise asyncio.CancelledError  # nats-py drops it while its buffer is full
                 return
 
     async def subscribe(
@@ -155,6 +173,7 @@ class Connection:
             raise OversizedMessageError(subject, num_bytes, limit)
 
     def _set_connected(self) -> None:
+        self._was_open = True
         self._connected.set()
         metrics.BUS_CONNECTED.set(1)
 
@@ -164,20 +183,23 @@ class Connection:
         self._connected.clear()
         metrics.BUS_CONNECTED.set(0)
         metrics.BUS_DISCONNECTS.inc()
-        log.warning("nats disconnected", url=self._endpoints.nats_url)
+        log.warning("nats disconnected", url=self._endpoints.shown_nats_url)
         for listener in self.on_lost:
             listener()
 
     async def _on_reconnected(self) -> None:
         self._set_connected()
-        log.info("nats reconnected", url=self._endpoints.nats_url)
+        log.info("nats reconnected", url=self._endpoints.shown_nats_url)
         for listener in self.on_restored:
             listener()
 
     async def _on_client_closed(self) -> None:
         if self._closing:
             return
-        self._closed_reason = str(self.client.last_error or "by the server")
+        is_refused = self._refused.is_set()
+        self._closed_reason = (
+            self._refusal if is_refused else str(self.client.last_error or "by the server")
+        )
         metrics.BUS_CONNECTED.set(0)
         log.error("nats closed the connection", reason=self._closed_reason)
         self._connected.set()
@@ -190,8 +212,13 @@ class Connection:
         if isinstance(error, nats.errors.SlowConsumerError):
             metrics.BUS_DROPPED.labels(error.subject).inc()
             log.error("message dropped: subscription full", subject=error.subject)
-        elif isinstance(error, nats.errors.AuthorizationError) or "authorization" in str(error).lower():
+        elif (
+            isinstance(error, nats.errors.AuthorizationError)
+            or "authorization violation" in str(error).lower()
+        ):
             self._refused.set()
+            if self._was_open and self._giving_up is None:  # as after a change of the password
+                self._giving_up = asyncio.create_task(self.client.close())
         elif self.client.is_connected:
             if "permissions violation" in str(error).lower():
                 self.denied.append(str(error))
@@ -205,7 +232,7 @@ class Connection:
             self._logged_down_s = now_s
             log.warning(
                 "waiting for nats",
-                url=self._endpoints.nats_url,
+                url=self._endpoints.shown_nats_url,
                 error=str(error) or type(error).__name__,
             )
 
@@ -221,11 +248,17 @@ def _tls(endpoints: Endpoints) -> ssl.SSLContext | None:
 
 
 async def flush(client: Client) -> None:
-    """Returns once the server has processed all that `client` sent before, subscriptions included.
+    """Returns once the server has processed all that `client` sent before, (un)subscriptions included.
 
     The `flush` of nats-py writes its ping to the socket at once, before the data that its flusher task
     still holds. The answer can therefore arrive before the server knows a subscription. The second
     ping follows that data.
     """
-    await client.flush()
-    await client.flush()
+    await Client.flush(client)
+    await Client.flush(client)
+
+
+def _num_cancels() -> int:
+    """Cancellations of the running task that it has not taken back."""
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0

@@ -6,6 +6,7 @@ JetStream cannot make in place (a work queue stays a work queue) is an error wit
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -90,6 +91,26 @@ async def provision(jetstream: JetStreamContext, run: str, limits: StreamLimits)
             for phase in subjects.PHASES
         )
     )
+
+
+async def missing(jetstream: JetStreamContext, run: str) -> list[str]:
+    """Returns the names of the run's streams and consumers that do not exist."""
+    queue = subjects.episodes_stream(run)
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        name: partial(jetstream.stream_info, name) for name in subjects.streams(run)
+    }
+    for phase in subjects.PHASES:
+        calls[f"{queue}/{phase}"] = partial(jetstream.consumer_info, queue, phase)
+    found = await asyncio.gather(*(_exists(name, call) for name, call in calls.items()))
+    return [name for name, exists in zip(calls, found, strict=True) if not exists]
+
+
+async def _exists(name: str, info: Callable[[], Awaitable[object]]) -> bool:
+    try:
+        await retry_while_away(f"look for {name}", info)
+    except nats.js.errors.NotFoundError:
+        return False
+    return True
 
 
 async def ensure_stream(jetstream: JetStreamContext, config: StreamConfig) -> None:

@@ -22,12 +22,16 @@ class ChannelError(RuntimeError):
 
 
 class GenerateRefusedError(ChannelError):
-    """Error reply of the server; `code` and `retry_after_s` say where and when to retry."""
+    """Error reply of the server; `code` and `retry_after_s` say where and when to retry.
+
+    `limit_tokens` is the longest sequence of a server that refuses a prompt as too long.
+    """
 
     def __init__(self, server_id: str, error: CallError, partial: Generation) -> None:
         super().__init__(server_id, f"{error.code.value}: {error.reason}", partial)
         self.code: CallErrorCode = error.code
         self.retry_after_s = error.retry_after_s
+        self.limit_tokens = error.limit_tokens
 
 
 class OversizeRequestError(ValueError):

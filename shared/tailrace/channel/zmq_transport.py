@@ -106,9 +106,10 @@ class SocketReader:
             self.check()
 
     def close(self) -> None:
-        """Stops the reader."""
-        self._closed = True
-        self._loop.remove_reader(self._fd)
+        """Stops the reader; a second call changes nothing: the descriptor may be another's by then."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._fd)
 
 
 class ZmqClientWire:
@@ -356,7 +357,8 @@ class ZmqServerTransport:
         self._all_sent.clear()
         if self._blocked:
             try:
-                await asyncio.wait_for(self._all_sent.wait(), _FINISH_S)
+                async with asyncio.timeout(_FINISH_S):
+                    await self._all_sent.wait()
             except TimeoutError:
                 _log.warning(
                     "clients did not receive all queued frames", num_clients=len(self._blocked)

@@ -1,6 +1,7 @@
 """Reader of a model's files for chats: folder, tokenizer, template, tokens that end a text."""
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,8 +30,13 @@ def model_folder(name: str, key: str) -> Path | None:
     """
     if is_url(name):
         return None
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if folder.is_dir():
+        if (folder / "adapter_config.json").is_file():
+            raise ConfigError(
+                f"{key}: {name} holds adapters (adapter_config.json), which are not read: name a "
+                "folder in which they are merged with their model"
+            )
         if not (folder / "config.json").is_file():
             raise ConfigError(
                 f"{key}: {name} is no model directory (it holds no config.json): give the folder of a "
@@ -45,6 +51,32 @@ def model_folder(name: str, key: str) -> Path | None:
             "the hub as owner/name"
         )
     return None
+
+
+class Vocabulary(NamedTuple):
+    """Tokens of a model. `num_vectors`: rows of its embeddings, often more than tokens; 0: unknown."""
+
+    ids: Mapping[str, int]
+    num_vectors: int
+
+
+def check_same_tokens(key: str, source: str, ours: Vocabulary, theirs: Vocabulary) -> None:
+    """Raise `ConfigError` unless the model `source` reads every token that ours writes as ours does.
+
+    It may know more tokens.
+    """
+    for token, token_id in ours.ids.items():
+        if (found := theirs.ids.get(token)) != token_id:
+            raise ConfigError(
+                f"{key}: the policy's token {token_id}, {token!r}, is "
+                + (f"none of {source}" if found is None else f"token {found} of {source}")
+                + ": use a model with the policy's tokenizer"
+            )
+    if theirs.num_vectors and theirs.num_vectors < ours.num_vectors:
+        raise ConfigError(
+            f"{key}: {source} has vectors for {theirs.num_vectors} tokens and the policy for "
+            f"{ours.num_vectors}: use a model that has as many"
+        )
 
 
 def _check_config(path: Path, key: str) -> None:
@@ -81,15 +113,24 @@ class ChatModel(NamedTuple):
 def read_chat_model(card: ModelCard, template_args: Mapping[str, Any]) -> ChatModel:
     """Reads the files of the model card; `TemplateError` names what is missing or unusable."""
     files = card.tokenizer_files
-    if "tokenizer.json" not in files:
-        raise TemplateError(UNREAD, "tokenizer.json is missing: save a fast tokenizer beside the model")
+    tokenizer = _tokenizer(files)
     with _reading("tokenizer_config.json"):
         config: dict[str, Any] = {**json.loads(files.get("tokenizer_config.json", b"{}"))}
-    with _reading("tokenizer.json"):
-        tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
     special = _special_tokens(config)
     template = _template(files, config, {**special, **template_args})
     return ChatModel(tokenizer, template, _eos_token_ids(card, tokenizer, special))
+
+
+def card_tokens(card: ModelCard) -> dict[str, int]:
+    """Ids of the tokens of the model card's tokenizer; `TemplateError` if it cannot be read."""
+    return _tokenizer(card.tokenizer_files).get_vocab()
+
+
+def _tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
+    if "tokenizer.json" not in files:
+        raise TemplateError(UNREAD, "tokenizer.json is missing: save a fast tokenizer beside the model")
+    with _reading("tokenizer.json"):
+        return Tokenizer.from_str(files["tokenizer.json"].decode())
 
 
 @contextmanager

@@ -70,6 +70,7 @@ class Renderer:
         self._dropped_ids = frozenset(
             token_id for text, token_id in special.ids.items() if text not in kept
         )
+        self._marker_ids = frozenset(one for one, text in special.texts.items() if text in kept)
         self._prompt = self._template.render((USER,), add_generation_prompt=True)
 
     def _find_ends(self, special: SpecialTokens, eos_token_ids: tuple[int, ...]) -> None:
@@ -237,17 +238,20 @@ class Renderer:
         tools: Sequence[ToolSchema] = (),
         *,
         stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
         id_seed: str = "",
         finds_calls: bool = True,
     ) -> ReplyStream:
         """Reads one reply while it is sampled.
 
-        `tools` gives the types of arguments. `stop`: the request's stop strings, which are not part of
-        the content. `id_seed`: seed of the ids of tool calls, such as the completion's id.
+        `tools` gives the types of arguments. `stop` and `stop_token_ids`: the request's stops, which
+        are not part of the content, except for the markers of calls and thoughts. `id_seed`: seed of
+        the ids of tool calls, such as the completion's id.
         Without `finds_calls`, tool calls stay in the content as text.
         """
+        ends = self._end_ids | (frozenset(stop_token_ids) - self._marker_ids)
         return ReplyStream(
-            TokenText(self._tokenizer, self._dropped_ids, self._end_ids),
+            TokenText(self._tokenizer, self._dropped_ids, ends),
             StopText(stop),
             self._reasoning_parser.splitter(self._prompt),
             self._tool_parser if finds_calls else TOOL_PARSERS["none"],

@@ -14,6 +14,7 @@ from tailrace.config.experiment import (
     section_config,
 )
 from tailrace.config.run import (
+    MAX_EVAL_EPISODES,
     ChatArgs,
     Endpoints,
     EvaluationArgs,
@@ -25,6 +26,7 @@ from tailrace.config.run import (
 )
 
 __all__ = [
+    "MAX_EVAL_EPISODES",
     "SECTIONS",
     "ChatArgs",
     "Config",

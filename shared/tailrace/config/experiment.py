@@ -3,7 +3,7 @@
 import copy
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,13 +69,55 @@ def decode_config(
         try:
             decoded = msgspec.convert(content, kind)
         except msgspec.ValidationError as error:
-            problems.append(_explain(str(error), content, kind, where, also_valid))
-            content = _without_unknown_key(content, str(error))
+            reason = _with_keys(str(error), content, kind)
+            problems.append(_explain(reason, content, kind, where, also_valid))
+            content = _without_unknown_key(content, reason)
             if content is not None:
                 continue
         if problems:
             raise InvalidConfigError(source, problems)
         return decoded
+
+
+def _with_keys(message: str, content: object, kind: type[Config]) -> str:
+    """Puts keys in place of each `[...]` of msgspec's message: of the entry that alone brings it."""
+    named = message
+    while found := _ENTRY.match(named):
+        head, before, after = found.groups()
+        steps = _STEPS.findall(before)
+        keys = [
+            key
+            for key, value in _mapping_at(content, steps).items()
+            if _message(_replaced(content, steps, {key: value}), kind) == message
+        ]
+        if not keys or not _PLAIN.fullmatch(str(keys[0])):
+            return named
+        named = f"{head}{_join(before, str(keys[0]))}{after}"
+    return named
+
+
+def _mapping_at(content: Any, steps: Sequence[str]) -> Mapping[Any, Any]:
+    for step in steps:
+        content = content[int(step)] if isinstance(content, list | tuple) else content[step]
+    return content if isinstance(content, Mapping) else {}
+
+
+def _replaced(content: Any, steps: Sequence[str], value: object) -> Any:
+    """A copy of `content` with another value at the end of `steps`."""
+    if not steps:
+        return value
+    copied: Any = list(content) if isinstance(content, list | tuple) else dict(content)
+    step: Any = int(steps[0]) if isinstance(copied, list) else steps[0]
+    copied[step] = _replaced(copied[step], steps[1:], value)
+    return copied
+
+
+def _message(content: object, kind: type[Config]) -> str:
+    try:
+        msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        return str(error)
+    return ""
 
 
 def _without_unknown_key(content: object, reason: str) -> object:
@@ -129,6 +171,9 @@ def _escaped(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+_ENTRY = re.compile(r"^(.* - at `\$\.?)([^`]*?)\[\.\.\.\]([^`]*`)$", re.DOTALL)
+_STEPS = re.compile(r"[^.\[\]]+")
+_PLAIN = re.compile(r"[^.`\[\]]+")
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`(?: - at `\$\.?([^`]*)`)?")
 _MISSING = re.compile(r"Object missing required field (`[^`]+`)")
 _WRONG_TYPE = re.compile(r"Expected `(.+)`, got `(?:str|int|float|bool)`")

@@ -1,6 +1,7 @@
 """Keys at the top of an experiment file, which services share, and the endpoints of a run."""
 
 import os
+import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,13 +41,16 @@ class ChatArgs(Config, frozen=True, kw_only=True):
     """Further variables of the chat template, such as `enable_thinking: false`."""
 
 
+_OTLP_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
 class TracingArgs(Config, frozen=True, kw_only=True):
     """The key `tracing` of an experiment file: spans of sampled episodes (`docs/observe.md`)."""
 
     endpoint: str = ""
     """URL of an OTLP receiver over HTTP, such as `http://localhost:4318`. Empty: the variable
-    `OTEL_EXPORTER_OTLP_ENDPOINT`, and without that no spans are sent. Headers with a key are in
-    `OTEL_EXPORTER_OTLP_HEADERS`. Needs the extra `otel`."""
+    `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`; without these no spans are
+    sent. Headers with a key are in `OTEL_EXPORTER_OTLP_HEADERS`. Needs the extra `otel`."""
 
     mlflow: str = ""
     """Tracking URI of MLflow, such as `sqlite:///mlflow.db` or `http://mlflow:5000` (3.6 or later, with
@@ -79,11 +83,15 @@ class TracingArgs(Config, frozen=True, kw_only=True):
     @property
     def resolved_endpoint(self) -> str:
         """The URL of the receiver; empty: none."""
-        return self.endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+        given = map(os.environ.get, _OTLP_ENDPOINTS)
+        return self.endpoint or next(filter(None, given), "")
 
 
 # Paths in which `~` is expanded here, once for all services.
 _PATHS = ("output_dir", "pretrain", "resume_from_checkpoint", "render_save_dir", "logging_dir")
+
+
+MAX_EVAL_EPISODES = 1_000_000  # they are planned at once
 
 
 class EvaluationArgs(Config, frozen=True, kw_only=True):
@@ -112,6 +120,8 @@ class EvaluationArgs(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.num_tasks < 0 or self.num_samples < 1:
             raise ValueError("num_tasks must not be negative, num_samples must be at least 1")
+        if max(self.num_tasks, 1) * self.num_samples > MAX_EVAL_EPISODES:
+            raise ValueError(f"num_tasks x num_samples must be at most {MAX_EVAL_EPISODES}")
         if self.temperature is not None and self.temperature < 0:
             raise ValueError("temperature must not be negative")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -244,6 +254,9 @@ class RunConfig(Config, frozen=True, kw_only=True):
         return Path(self.logging_dir).absolute() / self.exp_name
 
 
+_CREDENTIALS = re.compile(r"(^|//|,)[^/@,]*@")
+
+
 class Endpoints(Config, frozen=True, kw_only=True):
     """Addresses of NATS and Redis, and our credentials, from environment variables, never from YAML."""
 
@@ -253,6 +266,11 @@ class Endpoints(Config, frozen=True, kw_only=True):
     redis_url: str  # with the credentials
     host_id: str
     ca_file: str = ""  # certificates that vouch for NATS and Redis; empty: the system's
+
+    @property
+    def shown_nats_url(self) -> str:
+        """URL of NATS for logs and messages: without the credentials that it may hold."""
+        return _CREDENTIALS.sub(r"\1", self.nats_url)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "Endpoints":
@@ -266,6 +284,11 @@ class Endpoints(Config, frozen=True, kw_only=True):
             raise ConfigError(
                 f"{' and '.join(missing)} not set: start services with `tailrace up` or `tailrace "
                 "train`, or by the chart, which set them"
+            )
+        if ":" in (host := env.get("TAILRACE_ADVERTISE_HOST", "")):
+            raise ConfigError(
+                f"TAILRACE_ADVERTISE_HOST is {host}: services listen on IPv4, so name a host or an "
+                "IPv4 address; on Kubernetes a pod's first address must be one (status.podIP)"
             )
         ca_file = env.get("TAILRACE_CA_FILE", "")
         return cls(

@@ -1,5 +1,6 @@
 """Configuration of one data set: an entry of `agents.datasets`."""
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,7 +71,7 @@ class DatasetEntry(Config, frozen=True, kw_only=True):
         """True if `path` names a data set of the hub."""
         if self.format != "auto":
             return self.format == "hub"
-        path = Path(self.path).expanduser()
+        path = Path(os.path.expanduser(self.path))
         return (
             not looks_like_path(self.path)
             and ":" not in self.path

@@ -119,7 +119,7 @@ def _check_wire(row: dict[str, Any], origin: str) -> None:
     for key, value in row.items():
         try:
             msgspec.msgpack.encode(value)
-        except (TypeError, OverflowError, UnicodeEncodeError) as error:
+        except (TypeError, OverflowError, UnicodeEncodeError, RecursionError) as error:
             raise ConfigError(
                 f"{origin}: key {key!r}: {error}: use numbers, text, lists and objects"
             ) from error

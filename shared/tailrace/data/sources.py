@@ -1,9 +1,11 @@
 """Data sets in memory, and their sources: files, the Hugging Face hub and Python functions."""
 
 import hashlib
+import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from glob import escape
 from itertools import islice
 from pathlib import Path
@@ -17,7 +19,7 @@ from tailrace.config import ConfigError
 from tailrace.data.config import SUFFIXES as _SUFFIXES
 from tailrace.data.config import DatasetEntry
 from tailrace.data.rows import Row, complete_row, renamed
-from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.foreign import ForeignCodeError, foreign_call
 from tailrace.import_path import load_extra, load_object
 
 Place = str
@@ -44,7 +46,7 @@ def source_baselines(entry: DatasetEntry) -> dict[str, Callable[..., float]]:
 
 
 def _kind(entry: DatasetEntry, key: str) -> str:
-    path = Path(entry.path).expanduser()
+    path = Path(os.path.expanduser(entry.path))
     if path.is_dir():
         return _SUFFIXES[_files(entry, key)[0].suffix]
     if path.suffix in _SUFFIXES:
@@ -61,7 +63,7 @@ def _kind(entry: DatasetEntry, key: str) -> str:
 
 def _files(entry: DatasetEntry, key: str) -> list[Path]:
     """The file, or the split's files in a folder: `train.jsonl`, or parts of it."""
-    path = Path(entry.path).expanduser()
+    path = Path(os.path.expanduser(entry.path))
     if not path.is_dir():
         return [path]
     for folder in (path, *(path / name for name in (entry.name, "data") if name)):
@@ -122,10 +124,20 @@ def _json(entry: DatasetEntry, key: str) -> RawRows:
 def _decode(content: bytes, place: str) -> Any:
     try:
         return msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
-            f"{place}: is not valid JSON: {error}: correct it (UTF-8, without a byte order mark)"
+            f"{place}: is not valid JSON: {_reason(content, error)}: correct it (UTF-8, without a byte "
+            "order mark)"
         ) from error
+
+
+def _reason(content: bytes, error: Exception) -> str:
+    """Reason why a text is no JSON; Python's own reader takes more, and its writer writes it."""
+    try:
+        json.loads(content.decode())
+    except (ValueError, RecursionError):
+        return str(error)
+    return "it has NaN, Infinity or half of a surrogate pair (\\ud800 to \\udfff), which JSON lacks"
 
 
 def _parquet(entry: DatasetEntry, key: str) -> RawRows:
@@ -133,43 +145,59 @@ def _parquet(entry: DatasetEntry, key: str) -> RawRows:
     for path in _files(entry, key):
         _opened(path, key).close()
         try:
-            batches = parquet.ParquetFile(path).iter_batches()
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{key}.path: cannot read {path}: {error}") from error
-        rows = (row for batch in batches for row in batch.to_pylist())
-        for index, row in enumerate(rows):
-            yield row, f"{path}[{index}]"
+            for index, row in enumerate(_pulled(partial(_rows_of, parquet, path), "reading it")):
+                yield row, f"{path}[{index}]"
+        except ForeignCodeError as error:
+            raise ConfigError(
+                f"{key}.path: cannot read {path}: {error.error}: copy or download it again"
+            ) from error
+
+
+def _rows_of(parquet: Any, path: Path) -> Iterator[Any]:
+    for batch in parquet.ParquetFile(path).iter_batches():
+        yield from batch.to_pylist()
 
 
 def _hub(entry: DatasetEntry, key: str) -> RawRows:
     datasets = load_extra("datasets", "data", f"{key}.path: the hub data set {entry.path!r}")
+    name = entry.name or None
+
+    def load() -> Any:
+        return datasets.load_dataset(entry.path, name, split=entry.split, **entry.options)
+
     try:
-        with foreign_code(f"{key}: loading {entry.path!r} from the hub"):
-            name = entry.name or None
-            rows = datasets.load_dataset(entry.path, name, split=entry.split, **entry.options)
+        for index, row in enumerate(_pulled(load, f"{key}: loading {entry.path!r} from the hub")):
+            yield row, f"{entry.path}/{entry.split}[{index}]"
     except ForeignCodeError as error:
         raise ConfigError(
             f"{error}. Correct path, name (configuration) and split. Without a network, load it once "
             "where there is one and copy HF_HOME, or give the path of a folder with its files"
         ) from error
-    for index, row in enumerate(rows):
-        yield row, f"{entry.path}/{entry.split}[{index}]"
 
 
 def _python(entry: DatasetEntry, key: str) -> RawRows:
-    make = load_object(entry.path, f"{key}.path")
-    index, rows = 0, None
+    made_by = load_object(entry.path, f"{key}.path")
+
+    def make() -> Any:
+        return made_by(split=entry.split, **entry.options)
+
+    try:
+        for index, row in enumerate(_pulled(make, f"{key}: {entry.path}")):
+            yield row, f"{entry.path}[{index}]"
+    except ForeignCodeError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _pulled(make: Callable[[], Any], where: str) -> Iterator[Any]:
+    """Rows of code that is not ours, one after another; raises `ForeignCodeError`."""
+    rows = None
     while True:
-        try:
-            with foreign_code(f"{key}: {entry.path}"):
-                rows = iter(make(split=entry.split, **entry.options)) if rows is None else rows
-                row = next(rows, _END)
-        except ForeignCodeError as error:
-            raise ConfigError(str(error)) from error
+        with foreign_call(where):
+            rows = iter(make()) if rows is None else rows
+            row = next(rows, _END)
         if row is _END:
             return
-        yield row, f"{entry.path}[{index}]"
-        index += 1
+        yield row
 
 
 _SOURCES: dict[str, Callable[[DatasetEntry, str], RawRows]] = {
@@ -229,7 +257,7 @@ def _rows(entry: DatasetEntry, key: str) -> Iterator[Row]:
         converted = renamed(raw, entry.columns, place)
         if convert is not None:
             try:
-                with foreign_code(f"{place}: {entry.converter}"):
+                with foreign_call(f"{place}: {entry.converter}"):
                     converted = convert(converted)
             except ForeignCodeError as error:
                 raise ConfigError(str(error)) from error

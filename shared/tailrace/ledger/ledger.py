@@ -96,6 +96,7 @@ class Ledger:
         parsed: ParsedReply | ChatMessage,
         completion_id: str,
         broken_constraint: str = "",
+        choice: int = 0,
     ) -> LedgerNode:
         """Keeps a call's tokens and its reply; returns a call that is already recorded as it is."""
         known = self._tree.get(completion_id)
@@ -120,6 +121,7 @@ class Ledger:
             num_malformed=num_malformed,
             template_args=prompt.template_args,
             broken_constraint=broken_constraint,
+            choice=choice,
         )
         self._tree.add(node)
         return node
@@ -159,7 +161,8 @@ class Ledger:
         """Rewards of all calls, with the episode's at the last one; None for a call without any."""
         rewards = [call.node.reward for call in self._tree]
         if rewards and self.reward is not None:
-            rewards[-1] = (rewards[-1] or 0.0) + self.reward
+            last = len(rewards) - len(self._tree.last_choices())
+            rewards[last] = (rewards[last] or 0.0) + self.reward
         return tuple(rewards)
 
     @property
@@ -227,6 +230,11 @@ class Ledger:
         if self._unanswered is not None and not completion_id:
             said += self._unanswered.messages
         return tuple(said)
+
+    @property
+    def last_call_id(self) -> str:
+        """Id of the last call, of several choices the first; empty without calls."""
+        return self._tree.find("").node.completion_id if len(self._tree) else ""
 
     @property
     def num_cut_replies(self) -> int:

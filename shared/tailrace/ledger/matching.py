@@ -1,12 +1,13 @@
 """Finds the recorded call that a conversation continues, by its messages or by its tokens.
 
 Two messages are the same if role, content, canonical tool calls and the answered call agree. Arguments
-of tool calls are compared as JSON values: the order of keys and white space do not matter, ids of tool
-calls do. White space around a reply does not matter: clients strip it. Reasoning is compared apart.
+of tool calls are compared as JSON values: the order of keys, white space and the spelling of numbers
+do not matter (JavaScript writes 2.0 as 2), ids of tool calls do. White space around a reply does not
+matter: clients strip it. Reasoning is compared apart.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -25,15 +26,27 @@ class Match(NamedTuple):
     has_reasoning: bool = True
 
 
-def match_messages(tree: CallTree, messages: tuple[ChatMessage, ...]) -> Match:
-    """Matches by message identity. Missing reasoning is ignored; changed reasoning is not."""
+def match_messages(
+    tree: CallTree,
+    messages: tuple[ChatMessage, ...],
+    is_alike: Callable[[Call], bool] = lambda call: True,
+) -> Match:
+    """Matches by message identity. Missing reasoning is ignored; changed reasoning is not.
+
+    Of equally deep matches the first recorded call wins that `is_alike`, whose tokens can go on.
+    """
     best = match = Match()
     open_matches = [match]
     while open_matches:
         match = open_matches.pop()
-        if match.num > best.num:
+        if match.num > best.num or (
+            match.call
+            and best.call
+            and match.num == best.num
+            and is_alike(match.call)
+            and not is_alike(best.call)
+        ):
             best = match
-        # Of equally deep matches the first recorded call wins.
         for child in reversed(tree.children(match.call)):
             onward = _child_match(match, child, messages)
             if onward is not None:
@@ -132,8 +145,17 @@ def _is_same_calls(ours: tuple[ToolCall, ...], theirs: tuple[ToolCall, ...]) -> 
 
 @lru_cache(1024)
 def canonical_arguments(arguments: str) -> str:
-    """Renders JSON with sorted keys and no white space; other text stays; no text is an empty dict."""
+    """Renders JSON with sorted keys, no white space and all numbers as floats.
+
+    Other text stays; no text is an empty dict.
+    """
     try:
-        return json.dumps(json.loads(arguments or "{}"), sort_keys=True, separators=(",", ":"))
+        values = json.loads(arguments or "{}", parse_int=_number, parse_float=_number)
+        return json.dumps(values, sort_keys=True, separators=(",", ":"))
     except (RecursionError, ValueError):
         return arguments.strip()
+
+
+def _number(text: str) -> float:
+    """Value of a number as JavaScript reads it; -0 is 0."""
+    return float(text) + 0.0

@@ -74,7 +74,7 @@ def prompt_of_messages(
 ) -> Prompt:
     """Makes the prompt of a conversation given as text; raises `TemplateError` if rendering fails."""
     renderer, args = rendering
-    match = match_messages(tree, messages)
+    match = match_messages(tree, messages, lambda call: _is_alike(call, tools, args))
     new = messages[match.num :]
     has_foreign_reply = any(message.role == "assistant" for message in new)
     if match.call is None:
@@ -83,7 +83,7 @@ def prompt_of_messages(
         return Prompt("", new, ids, ids, is_fork, tools, template_args=args)
     parent_id = match.call.node.completion_id
     inserted = None
-    if (match.call.node.tools, match.call.node.template_args) == (tools, args):
+    if _is_alike(match.call, tools, args):
         inserted = _continued(match, renderer, reasoning, messages, tools)
     if inserted is None:
         ids = renderer.opening_ids(messages, tools)
@@ -106,6 +106,11 @@ def prompt_of_tokens(
         ids,
         is_rewritten(tree, match, raw),
     )
+
+
+def _is_alike(call: Call, tools: tuple[ToolSchema, ...], template_args: str) -> bool:
+    """Checks that a call was rendered with these tools and template arguments."""
+    return (call.node.tools, call.node.template_args) == (tools, template_args)
 
 
 def _continued(

@@ -8,7 +8,7 @@ their conversation: a sub-agent's is a tree of its own.
 A reward of the episode is the last call's, beside what this call was given by id. `RewardScope` says
 which calls it reaches:
 
-- `last`: the last call, and the calls that it continues;
+- `last`: the last call with all its choices, and the calls that it continues;
 - `conversation`: every call of the last call's tree, because each of its leaves ends with it;
 - `episode`: every call of every tree. Trees follow each other in time: the leaves of a tree end with
   γ times what of the episode's reward the call has that was made after the tree's newest call.
@@ -50,9 +50,9 @@ def credit(
     rewards = {call.node.completion_id: call.node.reward or 0.0 for call in calls}
     values, joined = {**rewards}, set[int]()
     if reward is not None and calls:
-        last = calls[-1].node.completion_id
+        last = tree.find("").node.completion_id
         rewards[last] += reward
-        reached = _reached(tree, places, _ends(tree, places, turn_discount, reward, scope))
+        reached = _reached(tree, places, _ends(tree, places, turn_discount, reward, scope), scope)
         values = {**rewards, **reached}
         joined = {places[name] for name in (last, *reached)}
     for call in reversed(calls):  # children stand behind their parents
@@ -87,17 +87,17 @@ def _ends(
     tree: CallTree, places: Mapping[str, int], turn_discount: float, reward: float, scope: RewardScope
 ) -> dict[int, float]:
     """Maps the place of each tree that the episode's reward reaches to the value at its leaves."""
-    calls = list(tree)
-    last = places[calls[-1].node.completion_id]
+    ends = dict.fromkeys((places[call.node.completion_id] for call in tree.last_choices()), reward)
     if scope is not RewardScope.EPISODE:
-        return {last: reward} if scope is RewardScope.CONVERSATION else {}
+        return ends
+    calls = list(tree)
+    last_places = set(ends)
     by_place: dict[int, list[int]] = {}
     for index, call in enumerate(calls):
         by_place.setdefault(places[call.node.completion_id], []).append(index)
-    ends = {last: reward}
     shares: dict[str, float] = {}  # of the reward, whatever calls were given by id
     for place, indices in sorted(by_place.items(), key=lambda pair: -pair[1][-1]):
-        if place != last:
+        if place not in last_places:
             ends[place] = turn_discount * shares[calls[indices[-1] + 1].node.completion_id]
         for call in (calls[index] for index in reversed(indices)):
             followers = _followers(tree, call)
@@ -106,12 +106,17 @@ def _ends(
     return ends
 
 
-def _reached(tree: CallTree, places: Mapping[str, int], ends: Mapping[int, float]) -> dict[str, float]:
-    """Values of the leaves without a reward of their own that the episode's reward reaches."""
+def _reached(
+    tree: CallTree, places: Mapping[str, int], ends: Mapping[int, float], scope: RewardScope
+) -> dict[str, float]:
+    """Values of the leaves without a reward of their own that the episode's reward reaches, beside the
+    last call."""
+    last, *choices = tree.last_choices()
     found = {}
-    for call in list(tree)[:-1]:
+    for call in choices if scope is RewardScope.LAST else tree:
         name = call.node.completion_id
-        if places[name] in ends and call.node.reward is None and not tree.children(call):
+        is_free = call is not last and call.node.reward is None and not tree.children(call)
+        if is_free and places[name] in ends:
             found[name] = ends[places[name]]
     return found
 

@@ -110,11 +110,23 @@ class CallTree:
         """True if no other call's tokens begin with this one's."""
         return all(child.node.is_rendered_whole for child in self.children(call))
 
+    def last_choices(self) -> list[Call]:
+        """Replies to the last request, the first of them first; empty without calls."""
+        found: list[Call] = []
+        for call in reversed(self._calls.values()):
+            found.append(call)
+            if not call.node.choice:
+                break
+        return found[::-1]
+
     def find(self, completion_id: str) -> Call:
-        """Finds a call, the last one for an empty id; raises `UnknownCompletionError`."""
-        if not completion_id and self._calls:
-            completion_id = next(reversed(self._calls))
-        call = self._calls.get(completion_id)
+        """Finds a call; for an empty id the last one, of several choices the first.
+
+        Raises `UnknownCompletionError`.
+        """
+        call = (
+            self._calls.get(completion_id) if completion_id else next(iter(self.last_choices()), None)
+        )
         if call is None:
             raise UnknownCompletionError(completion_id, len(self))
         return call

@@ -9,13 +9,14 @@ import itertools
 import math
 import time
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
-from prometheus_client import Counter
+from prometheus_client import Counter as Metric
 
 from tailrace.channel.call import GenerateCall
 from tailrace.channel.errors import (
@@ -30,9 +31,10 @@ from tailrace.channel.ports import Address, GenerateClient
 from tailrace.policy.activity import Stages
 from tailrace.provenance import join_spans
 from tailrace.retry import Backoff
-from tailrace.sdk.policy import GenerationFailedError, OnChunk, TurnRequest
+from tailrace.sdk.policy import GenerationFailedError, OnChunk, PromptTooLongError, TurnRequest
 from tailrace.tracing import current_traceparent, span
 from tailrace_protos.base import pack_int32
+from tailrace_protos.control import bound_source
 from tailrace_protos.episode import Lease
 from tailrace_protos.generation import CallErrorCode, FinishReason, GenerateRequest
 
@@ -70,7 +72,7 @@ class ServerPlacement(Protocol):
         """Frees the lease of an ended episode."""
 
 
-CONTINUED_CALLS = Counter(
+CONTINUED_CALLS = Metric(
     "tailrace_policy_continued_calls", "Generation calls made again after a failure."
 )
 
@@ -96,6 +98,7 @@ class _Failure(NamedTuple):
     is_servers_fault: bool = True  # counts against the server's health
     is_elsewhere: bool = True  # another server may do better
     is_final: bool = False  # no server would take the request
+    limit_tokens: int = 0  # longest sequence of a server that the request is too long for
 
 
 class ContinuingPolicy:
@@ -119,16 +122,21 @@ class ContinuingPolicy:
         self._max_attempts = max_attempts
         self._max_delay_s = max_delay_s
         self._places: dict[str, _Place] = {}
+        self._num_turns: Counter[str] = Counter()  # that run now, by episode
+        self._ended: set[str] = set()  # episodes that these turns outlive
         self._call_ids = map(f"{uuid.uuid4().hex[:8]}{{:x}}".format, itertools.count())
 
     def begin(self, episode_id: str, lease: Lease | None = None) -> None:
         """Starts an episode, on the leased server; without a lease its first turn asks for one."""
+        self._ended.discard(episode_id)
         if lease is not None:
             self._placement.take(lease)
             self._places[episode_id] = _Place(Address.of(lease))
 
     def end(self, episode_id: str) -> None:
-        """Ends the episode and frees its lease, even one that was granted too late."""
+        """Ends the episode and frees its lease, even one that is granted too late."""
+        if episode_id in self._num_turns:
+            self._ended.add(episode_id)
         place = self._places.pop(episode_id, None)
         if place is not None:
             self._client.release_prefix(place.address, episode_id)
@@ -153,6 +161,7 @@ class ContinuingPolicy:
             guide=request.guide,
         )
         self._stages.num_generating += 1
+        self._num_turns[episode_id] += 1
         try:
             address = self._address(episode_id, num_prompt)
             if address is None:
@@ -165,6 +174,10 @@ class ContinuingPolicy:
             return outcome
         finally:
             self._stages.num_generating -= 1
+            self._num_turns[episode_id] -= 1
+            if not self._num_turns[episode_id]:
+                del self._num_turns[episode_id]
+                self._ended.discard(episode_id)
 
     def _address(self, episode_id: str, num_prompt: int) -> Address | None:
         """Server of the last turn for the next one; None if a long time has passed since."""
@@ -180,6 +193,9 @@ class ContinuingPolicy:
     ) -> Address:
         episode_id, num_prompt = call.episode_id, len(call.prompt_ids) // 4
         address = await self._placement.lease(episode_id, num_prompt, failed_server_id, stay_at)
+        if episode_id in self._ended:  # what it played has left this turn behind
+            self._placement.release(episode_id)
+            raise GenerationFailedError(call.call_id, 0, "the episode has ended")
         before = self._places.get(episode_id)
         if before is not None and before.address != address:
             self._client.release_prefix(before.address, episode_id)
@@ -203,12 +219,13 @@ class ContinuingPolicy:
             return _Failure(str(error), is_servers_fault=False, is_final=True)
         except ChannelFullError as error:
             return _Failure(str(error), is_servers_fault=False, is_elsewhere=False)
+        source = address.source if request.guide is None else bound_source(address.source)
         try:
             generation = await (_stream(call, on_chunk) if on_chunk else call.collect())
         except ChannelError as error:
-            outcome: Generation | _Failure = _failure(error, address.source)
+            outcome: Generation | _Failure = _failure(error, source)
         else:
-            generation = generation.sampled_by(address.source)
+            generation = generation.sampled_by(source)
             if generation.finish_reason in _FINISHED:
                 outcome = generation
             else:  # aborted by the server, not by us
@@ -234,8 +251,9 @@ class ContinuingPolicy:
             joined = _join(parts)
             if finish_reason := _finished_by_itself(joined, original):
                 return _join(parts, finish_reason)
-            if failure.is_final or backoff.num_failures >= self._max_attempts:
-                raise GenerationFailedError(original.call_id, backoff.num_failures + 1, failure.reason)
+            if failure.limit_tokens and parts:  # as far as a reply may be
+                return _join(parts, FinishReason.LENGTH)
+            self._require_hope(original, failure, backoff.num_failures)
             await asyncio.sleep(max(backoff.next_s(), failure.retry_after_s))
             failed_server_id = address.server_id if failure.is_elsewhere else ""
             rest = self._rest_of(original, joined)
@@ -245,6 +263,14 @@ class ContinuingPolicy:
             if isinstance(outcome, Generation):
                 return _join([*parts, outcome], outcome.finish_reason)
             failure = outcome
+
+    def _require_hope(self, original: GenerateRequest, failure: _Failure, num_failures: int) -> None:
+        """Raises `GenerationFailedError` if the call is not worth another attempt."""
+        if failure.limit_tokens:
+            num_prompt = len(original.prompt_ids) // 4
+            raise PromptTooLongError(original.call_id, num_prompt, failure.limit_tokens)
+        if failure.is_final or num_failures >= self._max_attempts:
+            raise GenerationFailedError(original.call_id, num_failures + 1, failure.reason)
 
     def _rest_of(self, original: GenerateRequest, sampled: Generation) -> GenerateRequest:
         return msgspec.structs.replace(
@@ -285,7 +311,8 @@ def _failure(error: ChannelError, source: str) -> _Failure:
         partial,
         error.retry_after_s,
         is_servers_fault=error.code is CallErrorCode.INTERNAL,
-        is_final=error.code is CallErrorCode.INVALID,
+        is_final=error.code in (CallErrorCode.INVALID, CallErrorCode.TOO_LONG),
+        limit_tokens=error.limit_tokens,
     )
 
 

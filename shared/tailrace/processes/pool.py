@@ -16,6 +16,7 @@ from typing import IO, TypeVar
 
 import msgspec
 
+from tailrace.import_path import module_options
 from tailrace.processes.child import HEADER, frame
 
 _EXIT_TIMEOUT_S = 1.0
@@ -59,16 +60,17 @@ class WorkerProcess:
         `ProcessStartError`.
         """
         pipe = asyncio.subprocess.PIPE
+        given = _without_credentials() if environment is None else environment
         try:
             process = await asyncio.create_subprocess_exec(
                 python,
-                "-m",
+                *module_options(given),
                 module,
                 *arguments,
                 stdin=pipe,
                 stdout=pipe,
                 stderr=errors,
-                env=_without_credentials() if environment is None else environment,
+                env=given,
                 start_new_session=True,  # `kill` also reaches processes that user code started
             )
         except OSError as error:

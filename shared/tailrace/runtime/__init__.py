@@ -5,7 +5,7 @@ trace context, metrics, a drain on SIGTERM, and one place (`guard`) that turns a
 into a logged, counted and typed failure.
 """
 
-from tailrace.runtime.guard import Failure, HandBack, StopService
+from tailrace.runtime.guard import Failure, HandBack, LeftToAnother, StopService
 from tailrace.runtime.process import Args, run_service, run_with_args, serve
 from tailrace.runtime.service import Service
 from tailrace.runtime.settlement import Delivery
@@ -15,6 +15,7 @@ __all__ = [
     "Delivery",
     "Failure",
     "HandBack",
+    "LeftToAnother",
     "Service",
     "StopService",
     "run_service",

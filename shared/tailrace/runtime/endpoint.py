@@ -70,6 +70,7 @@ class EndpointActor(Generic[Q]):
         self.where = f"endpoint:{self.spec.subject}"
         self._waiting: deque[Request] = deque()
         self._workers: set[asyncio.Task[None]] = set()
+        self._is_draining = False
         labels = (self.where,)
         self._outcomes = {
             outcome: metrics.HANDLED.labels(self.where, outcome)
@@ -90,7 +91,11 @@ class EndpointActor(Generic[Q]):
         )
 
     async def drain(self, hurry: asyncio.Event) -> None:
-        """Answers accepted requests; once `hurry` is set, refuses the rest with NOT_READY."""
+        """Answers accepted requests; once `hurry` is set, refuses the rest with NOT_READY.
+
+        What comes later is refused too: without nats-server there was no unsubscribing.
+        """
+        self._is_draining = True
         await finish(self._workers, hurry)
         refusing = [asyncio.create_task(self._refuse_drained(request)) for request in self._waiting]
         self._waiting.clear()
@@ -100,7 +105,9 @@ class EndpointActor(Generic[Q]):
         await self._refuse(request, CallErrorCode.NOT_READY, "shutting down", RETRY_AFTER_MIN_S)
 
     async def _accept(self, request: Request) -> None:
-        if len(self._workers) < self.spec.concurrency:
+        if self._is_draining:
+            await self._refuse_drained(request)
+        elif len(self._workers) < self.spec.concurrency:
             worker = asyncio.create_task(self._work(request), name=self.where)
             self._workers.add(worker)
             worker.add_done_callback(self._workers.discard)

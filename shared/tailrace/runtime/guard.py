@@ -39,6 +39,10 @@ class HandBack(Exception):  # noqa: N818 - no error: another worker takes the me
         self.delay_s = delay_s
 
 
+class LeftToAnother(Exception):  # noqa: N818 - no error: another worker settles the message
+    """Leaves a pulled message unsettled: it was redelivered, and another worker has it now."""
+
+
 class StopService(Exception):  # noqa: N818 - a command, raised where the service cannot continue
     """Ends this service: drains it, then exits with `exit_code`."""
 

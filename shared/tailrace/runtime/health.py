@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, disable_created_metrics, generate_latest
 
 from tailrace import metrics
 from tailrace.config import ConfigError
@@ -30,6 +30,7 @@ class HealthServer:
         self._host = env.get("TAILRACE_METRICS_HOST", "127.0.0.1")
         self._wanted_port = _port(env.get("TAILRACE_METRICS_PORT", "0"))
         self._server: asyncio.Server | None = None
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # series that nobody reads
         self.port = 0
 
     async def start(self) -> None:

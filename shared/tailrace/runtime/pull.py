@@ -3,7 +3,7 @@
 Invariants: at most `max_in_flight` handlers run, and it requests no more messages; one task sends
 `in_progress` for all messages in flight, so that NATS does not redeliver them; a message that runs
 here, or was acknowledged here recently, never starts a second time; a message is acknowledged only
-after its handler returned; a drain settles all messages.
+after its handler returned; a drain settles all messages; one that another worker has is not settled.
 """
 
 import asyncio
@@ -21,7 +21,8 @@ from tailrace.bus.durable import MESSAGE_ID_HEADER, DeliveryInfo
 from tailrace.bus.errors import BusClosedError
 from tailrace.bus.feed import PullFeed
 from tailrace.log import get_logger
-from tailrace.runtime.guard import Failure, Guard, HandBack, cancel, finish
+from tailrace.retry import Backoff
+from tailrace.runtime.guard import Failure, Guard, HandBack, LeftToAnother, cancel, finish
 from tailrace.runtime.settlement import Delivery, Settlement
 from tailrace_protos.base import MalformedMessageError, decode
 
@@ -63,7 +64,7 @@ class PullActor(Generic[M]):
         self._acknowledged: dict[_Place, None] = {}  # oldest first
         self._queued: deque[tuple[Msg, Delivery]] = deque()
         self._running: set[asyncio.Task[None]] = set()
-        self._maintenance: list[asyncio.Task[object]] = []
+        self._maintenance: list[asyncio.Task[None]] = []
         self._has_room = asyncio.Event()
         self._feed = PullFeed(
             bus.connection, spec.stream, spec.durable, self._on_message, self._has_room.set
@@ -80,10 +81,8 @@ class PullActor(Generic[M]):
         """Starts to pull."""
         await self._feed.open()
         self._bus.connection.on_restored.append(self._on_restored)
-        for work in (self._keep_asking(), self._keep_beating()):
-            self._maintenance.append(
-                asyncio.create_task(self._guard.run(self.where, work), name=self.where)
-            )
+        for work in (self._keep_asking, self._keep_beating):
+            self._maintenance.append(asyncio.create_task(self._maintain(work), name=self.where))
         self._has_room.set()
 
     async def drain(self, hurry: asyncio.Event) -> None:
@@ -94,6 +93,12 @@ class PullActor(Generic[M]):
         self._queued.clear()
         await finish(self._running, hurry)
         await cancel(self._maintenance)
+
+    async def _maintain(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Begins again after a failure: else this worker pulls no more, or loses what it plays."""
+        backoff = Backoff(0.2, 1.0)
+        while isinstance(await self._guard.run(self.where, work()), Failure):
+            await backoff.sleep()
 
     def _on_restored(self) -> None:
         self._has_room.set()
@@ -184,6 +189,8 @@ class PullActor(Generic[M]):
         except HandBack as order:
             await self._settlement.hand_back(message, delivery, order.delay_s)
             return "handed_back"
+        except LeftToAnother:
+            return "left"
         if not isinstance(result, Failure):
             await self._settlement.ack(delivery)
             self._remember(delivery)
@@ -199,7 +206,7 @@ class PullActor(Generic[M]):
     async def _call(self, work: Awaitable[None]) -> Failure | None:
         """Runs a handler; one that cancels its own task fails, as only a drain cancels handlers."""
         try:
-            return await self._guard.run(self.where, work, expected=(HandBack,))
+            return await self._guard.run(self.where, work, expected=(HandBack, LeftToAnother))
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if self._draining or task is None:

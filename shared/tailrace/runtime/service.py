@@ -136,8 +136,9 @@ class Service:
     ) -> None:
         """Handles the messages of a durable consumer; waits until it is provisioned.
 
-        A return of the handler acknowledges the message, `HandBack` returns it to the queue, and any
-        other exception leads to a later redelivery. After `max_deliveries`, or when malformed, the
+        A return of the handler acknowledges the message, `HandBack` returns it to the queue,
+        `LeftToAnother` leaves it to the worker that has it now, and any other exception leads to a
+        later redelivery. After `max_deliveries`, or when malformed, the
         message goes to `dead_subject` (default: the run's dead episodes). `ack_wait_s` is the
         consumer's.
         """

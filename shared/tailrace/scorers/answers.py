@@ -13,6 +13,7 @@ TRUTH_KEYS = ("ground_truth", "answer", "answers", "golden_answers", "target", "
 
 _ANSWER_KEYS = ("target", "value", "aliases", "text", "answer", "ground_truth")
 _TAIL_CHARS = 4000  # a stated answer is searched at the end of a reply
+_ABBREVIATION_CHARS = 40  # before a dot, which tell whether it ends a sentence
 _TAG = re.compile("</?answer>", re.IGNORECASE)
 _STATED = re.compile(
     r"\banswers?(?:\*\*)?\s*(?:is|are|was|[:=])[ \t:*]*"
@@ -22,7 +23,16 @@ _STATED = re.compile(
 _DISPLAYED = re.compile(
     r"\s*(?:\\\((.{1,400}?)\\\)|\\\[(.{1,400}?)\\\]|\$\$(.{1,400}?)\$\$)", re.DOTALL
 )
-_SENTENCE_END = re.compile(r"\n|(?<!\bDr|\bMr|\bMs|\bSt|\bMt|\bvs)\.(?=\s|$)|\*\*")
+_SENTENCE_END = re.compile(r"\n|\.(?=\s|$)|\*\*")
+_TITLE = re.compile(r"\b(?:Dr|Mrs?|Ms|St|Mt|Ft|Prof|Sgt|Lt|Col|Gen|Capt|Rev|Gov|Sen|Pres|vs)$")
+_COUNTED = re.compile(r"\b(?:Nos?|Vol|Op)$")  # No. 1
+_INITIAL = re.compile(r"(?:^|[^A-Za-z])[A-Z]$")
+_IN_NAME = re.compile(r"\b(?!(?:Option|Choice|Letter|Answer)\b)[A-Z][A-Za-z]*(?:\.\s?|\s)[A-Z]$")
+_CAPITALIZED = re.compile(
+    r"(?!(?:The|This|That|These|Those|Its?|He|She|His|Her|They|Their|There|We|Our|You|I|My|An?|In|On|At|"
+    r"As|So|If|For|Since|Because|However|Therefore|Thus|Hence|But|And|Also|To|Then|When|While|Although|"
+    r"Not|Let|Here|Now|By|From|With|Explanation|Note|Reason|Option|Choice|Answer)\b)[A-Z]"
+)
 _DOLLARS = re.compile(r"(?<!\\)\$([^$\n]{1,400})(?<!\\)\$")
 
 
@@ -131,6 +141,26 @@ def final_answer(reply: str) -> str | None:
         return None
     if displayed := _DISPLAYED.match(tail, ends[-1]):
         return next(filter(None, displayed.groups())).strip().rstrip(".,") or None
-    stated = _SENTENCE_END.split(tail[ends[-1] :].strip(), maxsplit=1)[0].strip(" *")
+    stated = _first_sentence(tail[ends[-1] :].lstrip(" \t\r\n*"))
     formulas = _DOLLARS.findall(stated)
     return formulas[0].strip() if len(formulas) == 1 else stated or None
+
+
+def _first_sentence(text: str) -> str:
+    for end in _SENTENCE_END.finditer(text):
+        if end[0] != "." or not _is_inside(text[: end.start()], text[end.end() :].lstrip()):
+            return text[: end.start()].strip(" *")
+    return text.strip(" *")
+
+
+def _is_inside(before: str, after: str) -> bool:
+    """True if a dot between the texts ends no sentence: `Dr. Who`, `No. 1`, `George W. Bush`."""
+    before = before[-_ABBREVIATION_CHARS:]
+    if _TITLE.search(before):
+        return True
+    if _COUNTED.search(before):
+        return after[:1].isdigit()
+    if not _INITIAL.search(before):
+        return False
+    is_initial = bool(_INITIAL.search(after[:1])) and after[1:2] == "."
+    return is_initial or bool(_IN_NAME.search(before) and _CAPITALIZED.match(after))

@@ -31,6 +31,10 @@ _BETWEEN_DIGITS = re.compile(r"(?<=\d)(?:\\[,;: ]|~|\s)+(?=\d)")
 _ROOT = re.compile(r"√\s*(?:(\d+|[a-z])|\(([^()]*)\))")
 _CONSTANT = re.compile(r"\\(?:text|mathrm|operatorname)\s*\{([ei])\}")
 _SUPERSCRIPT = re.compile(r"(?<![²³])[²³](?![²³])")
+_CHOICE = re.compile(
+    r"\s*\\(?:text|mathrm|textbf|mathbf)\s*\{\(([A-E])\)[\s~]*\}(?:\\[ ,;:]|\\qquad|\\quad|[\s~])*(.+)",
+    re.DOTALL,
+)
 _UNICODE = {
     "−": "-", "π": "\\pi ", "∞": "\\infty ", "·": "\\cdot ", "×": "\\times ", "÷": "\\div ",
     "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "≠": "\\neq ", "±": "\\pm ", "≈": "",
@@ -86,12 +90,23 @@ def math(
     The truth is an answer, or a solution with `\\boxed`. Without a marked or stated answer the last
     number of the reply counts, unless `strict`.
     """
-    truths = [_bare(one) for one in truths_of(truth)]
+    truths = answers_of(truth)
     answer = marked_answer(reply) if strict else final_answer(reply)
     if answer is None and not strict and "\\boxed" not in reply:
         numbers = numbers_in(reply)
         answer = numbers[-1] if numbers else None
     return float(answer is not None and any(is_equal(answer, one) for one in truths))
+
+
+def answers_of(truth: object) -> list[str]:
+    """True answers of a row, those of solutions too; raises `NoTruthError` for a text that is none."""
+    answers = [_bare(one) for one in truths_of(truth)]
+    if all(len(answer) > MAX_CHARS for answer in answers):
+        raise NoTruthError(
+            f"the true answer {answers[0][:60]!r}... has {len(answers[0])} characters and no \\boxed: "
+            "name the column of the answer, or leave the row out with a converter"
+        )
+    return answers
 
 
 def stated_number(reply: str, strict: bool = False) -> str | None:
@@ -109,7 +124,20 @@ def stated_number(reply: str, strict: bool = False) -> str | None:
 
 
 def is_equal(answer: str, truth: str) -> bool:
-    """True if two LaTeX or plain texts mean the same: numbers, expressions, intervals, sets, words."""
+    """True if two LaTeX or plain texts mean the same: numbers, expressions, intervals, sets, words.
+
+    A choice with its letter, as in `\\textbf{(C)}\\ 5`, equals the letter and the value.
+    """
+    choices = [_CHOICE.fullmatch(text) for text in (answer, truth)]
+    if all(choices):
+        return choices[0][1] == choices[1][1]  # type: ignore[index]
+    for choice, other in zip(choices, (truth, answer), strict=True):
+        if choice:
+            return choice[1] == _plain(other) or _means_same(choice[2], other)
+    return _means_same(answer, truth)
+
+
+def _means_same(answer: str, truth: str) -> bool:
     answer, truth = _readable(answer), _readable(truth)
     if ("=" in answer) != ("=" in truth):  # x=3 and 3
         answer, truth = _NAMED.sub("", answer), _NAMED.sub("", truth)

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from tailrace.config import ConfigError
 from tailrace.scorers import maths, texts
-from tailrace.scorers.answers import NoTruthError, last_reply, truth_of, truths_of
+from tailrace.scorers.answers import NoTruthError, last_reply, truth_of
 from tailrace.scorers.code import program_tests
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
@@ -100,7 +100,7 @@ def check_truth(scorer: str, row: Mapping[str, Any]) -> None:
     if scorer == "code":
         program_tests("pass", row, 1)
     elif function is maths.math:  # comparing would import sympy
-        truths_of(_truth(row))
+        maths.answers_of(_truth(row))
     elif function is not None:
         function("Answer: A", _truth(row), row)
 

@@ -6,6 +6,7 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unicodedata import category, normalize
 
 import jsonschema
 from referencing import Registry
@@ -16,11 +17,19 @@ from tailrace.scorers.answers import final_answer, marked_answer, truths_of
 MAX_JSON_CHARS = 1_000_000
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_SIGNS = (*range(0x80, 0x3100), *range(0xFF00, 0xFF66))  # blocks that have punctuation
+_PUNCTUATION = str.maketrans(
+    "",
+    "",
+    string.punctuation + "".join(chr(code) for code in _SIGNS if category(chr(code)).startswith("P")),
+)
 _LETTER = re.compile(r"(?<![A-Za-z0-9'])\(?\[?([A-Z]|\d{1,2})\]?\)?(?![A-Za-z0-9'])")
 _LAYOUT = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox)\s*\{([^{}]*)\}")
-_NAMED = re.compile(r"\b(?:option|choice)\s*:?\s*\(?([A-Z])\)?(?![A-Za-z])")
-_MORE = re.compile(r"\s*(?:[,/&|]|or\b|and\b)\s*(?:(?:or|and)\s*)?\(?[A-Z\d]\)?(?![A-Za-z])")
+_NAMED = re.compile(r"\b(?i:option|choice)\s*(?::|=|is\b)?\s*(\(?[A-Z]\)?(?![A-Za-z])|\([a-z]\))")
+_MORE = re.compile(
+    r"\s*(?:[,/&|]|or\b|and\b)\s*(?:(?:or|and)\s*)?(?:\(?[A-Z\d]\)?(?![A-Za-z])|\(?[a-z]\))"
+)
+_SMALL = re.compile(r"\(?[a-z]\)")
 _DENIED = re.compile(r"(?:\bnot|n't)\s+(?:option|choice)?\s*$", re.IGNORECASE)
 _FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*?)```", re.DOTALL)
 _NO_F1 = frozenset({"yes", "no", "noanswer"})
@@ -83,8 +92,14 @@ def json_schema(reply: str, truth: object, row: Mapping[str, Any] | None = None)
 
 
 def normal_text(text: str) -> str:
-    """Lower case, without punctuation, articles and superfluous spaces, as SQuAD compares answers."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    """Lower case, without punctuation, articles and superfluous spaces, as SQuAD compares answers.
+
+    Punctuation is that of all scripts. A text of nothing else keeps it: `!!!`, `The The`.
+    """
+    lowered = normalize("NFC", text).lower()
+    bare = lowered.translate(_PUNCTUATION)
+    found = (" ".join(each.split()) for each in (_ARTICLES.sub(" ", bare), bare, lowered))
+    return next(filter(None, found), "")
 
 
 def _short_answer(reply: str) -> str:
@@ -143,6 +158,10 @@ def _true_label(truth: object, labels: list[str], texts: list[str]) -> str:
 
 def _chosen(answer: str, labels: list[str], texts: list[str]) -> str | None:
     bare = _LAYOUT.sub(r"\1", answer).strip().strip("$*.")
+    if small := _SMALL.match(bare):
+        bare = f"{small[0].upper()}{bare[small.end() :]}"
+    if bare in labels and bare.isalpha():
+        return bare
     matches = [label for label, text in zip(labels, texts, strict=False) if _same_text(bare, text)]
     if len(matches) == 1:
         return matches[0]

@@ -22,6 +22,21 @@ class GenerationFailedError(Exception):
         self.reason = reason
 
 
+class PromptTooLongError(GenerationFailedError):
+    """The prompt leaves no room in the engine's longest sequence: no failure, the episode is too long.
+
+    Attributes: `num_prompt`, `limit_tokens`.
+    """
+
+    def __init__(self, call_id: str, num_prompt: int, limit_tokens: int) -> None:
+        reason = (
+            f"the prompt has {num_prompt} tokens, and the engine's longest sequence has {limit_tokens}"
+        )
+        super().__init__(call_id, 1, reason)
+        self.num_prompt = num_prompt
+        self.limit_tokens = limit_tokens
+
+
 class TurnRequest(msgspec.Struct, frozen=True):
     """One model turn of an episode."""
 
@@ -39,7 +54,7 @@ class Policy(Protocol):
     """A model as an episode sees it, wherever it runs."""
 
     async def generate(self, request: TurnRequest) -> Generation:
-        """Continues `prompt_ids` [P]; raises `GenerationFailedError`.
+        """Continues `prompt_ids` [P]; raises `GenerationFailedError`, also `PromptTooLongError`.
 
         `on_chunk` gets newly sampled tokens as they arrive: each token once, in order, never an empty
         chunk. Only the returned generation tells how the call ended. Cancelling aborts the call.

@@ -31,7 +31,8 @@ class ToolOutput(msgspec.Struct, frozen=True):
 
     content: str
     is_error: bool = False
-    metrics: dict[str, float] = msgspec.field(default_factory=dict)  # summed over the episode
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    """Numbers that are summed over the episode; of `success`, the task's, the newest counts."""
 
 
 class ToolSession(msgspec.Struct, frozen=True):

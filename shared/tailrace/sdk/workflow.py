@@ -6,8 +6,8 @@ and `http_client` (an httpx `AsyncClient`). It returns the episode's reward, or 
 (the `id` of the answers it got). One object plays many episodes, inline even at the same time: keep the
 state of an episode in local variables.
 
-Invariants: a run ends in a `WorkflowEnd`, unless it kills its process; only finite numbers are accepted
-as rewards.
+Invariants: a run ends in a `WorkflowEnd`, unless it kills its process; only finite numbers up to
+`MAX_REWARD` are accepted as rewards.
 """
 
 import inspect
@@ -20,11 +20,13 @@ import msgspec
 import numpy as np
 
 from tailrace.config import ConfigError
-from tailrace.foreign import ForeignCodeError, foreign_code, place_of
+from tailrace.foreign import ForeignCodeError, encodable, foreign_code, place_of
 from tailrace.import_path import load_object
 from tailrace_protos.episode import Outcome
+from tailrace_protos.trajectory import MAX_REWARD
 
-_REAL = (numbers.Real, np.bool_)  # numpy registers its other numbers itself
+REAL = (numbers.Real, np.bool_)
+"""Types of rewards and metrics; numpy registers its other numbers itself."""
 
 
 class Workflow(Protocol):
@@ -113,7 +115,7 @@ async def run_to_end(
 
 def rewards_of(returned: object, name: str) -> dict[str, float]:
     """Reads returned rewards by completion id; raises `WorkflowReturnError`."""
-    if isinstance(returned, _REAL):
+    if isinstance(returned, REAL):
         return {"": _finite(returned, name)}
     if not isinstance(returned, Mapping):
         raise WorkflowReturnError(
@@ -124,11 +126,18 @@ def rewards_of(returned: object, name: str) -> dict[str, float]:
         raise WorkflowReturnError(f"{name} returned an empty dict: return at least one reward")
     rewards = {}
     for completion_id, reward in returned.items():
-        if not isinstance(completion_id, str) or not isinstance(reward, _REAL):
+        if not isinstance(completion_id, str) or not isinstance(reward, REAL):
             kinds = f"{type(completion_id).__name__} to {type(reward).__name__}"
             raise WorkflowReturnError(f"{name} returned a dict of {kinds}: completion id to number")
         rewards[completion_id] = _finite(reward, name)
     return rewards
+
+
+def given_reward(reward: Any, name: str) -> float:
+    """A reward that `name` was called with; raises `WorkflowReturnError`."""
+    if not hasattr(reward, "__float__"):
+        raise WorkflowReturnError(f"{name} got {type(reward).__name__}: give a number")
+    return _finite(reward, name, "got")
 
 
 def _finite(reward: Any, name: str, did: str = "returned") -> float:
@@ -136,8 +145,8 @@ def _finite(reward: Any, name: str, did: str = "returned") -> float:
         value = float(reward)
     except OverflowError:  # an integer
         value = math.inf
-    if not math.isfinite(value):
-        raise WorkflowReturnError(f"{name} {did} {value}: rewards must be finite")
+    if not abs(value) <= MAX_REWARD:  # True for NaN too
+        raise WorkflowReturnError(f"{name} {did} {value}: rewards must be finite, up to {MAX_REWARD:g}")
     return value
 
 
@@ -152,9 +161,9 @@ def _end_of(failure: ForeignCodeError, name: str) -> WorkflowEnd:
 def _failed_policy(error: PolicyFailureError, name: str) -> WorkflowEnd:
     did = f"raised PolicyFailureError({str(error.reason)!r}) with a reward of"
     try:
-        if not isinstance(error.reward, _REAL):
+        if not isinstance(error.reward, REAL):
             raise WorkflowReturnError(f"{name} {did} {type(error.reward).__name__}: give a number")
         rewards = {"": _finite(error.reward, name, did)}
     except WorkflowReturnError as wrong:
         return WorkflowEnd(Outcome.INFRA_FAILURE, str(wrong))
-    return WorkflowEnd(Outcome.POLICY_FAILURE, str(error.reason), rewards)
+    return WorkflowEnd(Outcome.POLICY_FAILURE, encodable(str(error.reason)), rewards)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -30,6 +31,7 @@ class Blobs:
     def __init__(self, redis: StoreConnection, run: str) -> None:
         self._redis = redis
         self._prefix = redis_prefix(run)
+        self._corrupted_card: bytes | None = None  # as it was found last
 
     async def put(self, data: bytes, ttl_s: float) -> str:
         """Stores `data` for `ttl_s` and returns its reference."""
@@ -51,9 +53,20 @@ class Blobs:
         await self._redis.pipeline.command("SET", f"{self._prefix}model_card", encode(card))
 
     async def get_model_card(self) -> ModelCard | None:
-        """Returns the model card, or None before the learner has written it."""
+        """Returns the model card, or None before the learner has written it.
+
+        A corrupted card counts as none: a learner that starts writes it anew.
+        """
         data: bytes | None = await self._redis.pipeline.command("GET", f"{self._prefix}model_card")
-        return None if data is None else decode(data, ModelCard)
+        if data is None:
+            return None
+        try:
+            return decode(data, ModelCard)
+        except MALFORMED as error:
+            if data != self._corrupted_card:
+                self._corrupted_card = data
+                await quarantine(self._redis, self._prefix, "model_card", "card", (data,), error)
+            return None
 
     async def wait_for_model_card(self) -> ModelCard:
         """Waits for the learner to write the model card, also while Redis is away."""
@@ -85,13 +98,27 @@ class Versions:
     async def record(self, manifest: WeightManifest) -> None:
         """Stores the lineage and optimizer step of a version."""
         entry = msgspec.msgpack.encode((manifest.lineage, manifest.optimizer_step))
-        await self._redis.pipeline.command(
-            "HSET", f"{self._prefix}versions", manifest.policy_version, entry
+        await self._redis.pipeline.script(
+            scripts.RECORD_VERSION, self._prefix, manifest.policy_version, entry
         )
 
     async def all(self) -> dict[int, tuple[str, int]]:
         """Returns policy_version -> (lineage, optimizer step) of all recorded versions."""
-        entries = await self._redis.read_hash(f"{self._prefix}versions")
+        return await self._decoded(await self._redis.read_hash(f"{self._prefix}versions"))
+
+    async def of(self, policy_versions: Iterable[int]) -> dict[int, tuple[str, int]]:
+        """Returns the same of these versions; those without a record are left out.
+
+        A long run has 100,000 versions, and a step needs a few of them.
+        """
+        names = [str(policy_version).encode() for policy_version in policy_versions]
+        if not names:
+            return {}
+        found = await self._redis.pipeline.command("HMGET", f"{self._prefix}versions", *names)
+        entries = zip(names, found, strict=True)
+        return await self._decoded({name: entry for name, entry in entries if entry is not None})
+
+    async def _decoded(self, entries: Mapping[bytes, bytes]) -> dict[int, tuple[str, int]]:
         versions: dict[int, tuple[str, int]] = {}
         for version, entry in entries.items():
             try:

@@ -25,12 +25,14 @@ from tailrace.store import scripts
 from tailrace.store.connection import StoreConnection
 from tailrace.store.errors import MALFORMED
 from tailrace.store.groups import (
+    COUNTER_NAMES,
     BufferCounters,
     GroupRecord,
     PutResult,
     ReadyGroup,
     admitted_event,
     lost_group,
+    read_group,
     settled_event,
     unplayed_trajectory,
 )
@@ -38,12 +40,13 @@ from tailrace.store.quarantine import quarantine
 from tailrace_protos.base import decode, encode
 from tailrace_protos.episode import Outcome
 from tailrace_protos.event import CheckpointSaved
-from tailrace_protos.subjects import redis_prefix
+from tailrace_protos.subjects import Phase, redis_prefix
 from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
 
 _START = "0-0"
 NOTHING_OLD = -1
 """No step: every group may still be trained later."""
+_CORRUPTED = -1  # scripts' answer for a group with a field that they cannot read
 
 
 class TrajectoryBuffer:
@@ -55,6 +58,7 @@ class TrajectoryBuffer:
         self._prefix = redis_prefix(run)
         self._taken_up_to = 0  # place in the order of taking
         self._seen_closing = _START
+        self._is_nearly_full = False
 
     async def record_group(self, record: GroupRecord) -> None:
         """Records a group, before its episodes are published; idempotent."""
@@ -87,16 +91,55 @@ class TrajectoryBuffer:
             self._redis.pipeline.command("ZRANGE", f"{self._prefix}open", 0, -1),
             self._redis.pipeline.command("ZRANGE", f"{self._prefix}ages", 0, -1, "WITHSCORES"),
         )
-        begun = {one.decode(): int(step) for one, step in zip(ages[::2], ages[1::2], strict=True)}
-        found = await asyncio.gather(*(self._group(group_id.decode()) for group_id in group_ids))
+        begun: dict[str, int] = {}
+        for entry in zip(ages[::2], ages[1::2], strict=True):
+            try:
+                begun[entry[0].decode()] = int(entry[1])
+            except MALFORMED as error:
+                await self._set_aside("age", "ZREM", "ages", entry, error)
+        names: list[str] = []
+        for group_id in group_ids:
+            try:
+                names.append(group_id.decode())
+            except MALFORMED as error:
+                await self._set_aside("open_group", "ZREM", "open", (group_id,), error)
+        found = await asyncio.gather(*map(self._group, names))
         return [
             msgspec.structs.replace(record, begun_step=begun.get(record.group_id, -1))
             for record in found
             if record is not None
         ]
 
+    async def group_ids(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Returns the ids of open groups, and of closed ones that are for the learner or retained."""
+        open_ids, sent_ids = await self._script(scripts.GROUP_IDS, self._prefix)
+        return frozenset(map(_text, open_ids)), frozenset(map(_text, sent_ids))
+
+    async def forget_group(
+        self, group_id: str, phase: Phase, num_members: int, *, is_sent: bool, reason: str
+    ) -> None:
+        """Closes a group that is open for Redis or for the scheduler alone; it is not trained.
+
+        `is_sent`: for the scheduler it waits for the learner. `phase` and `num_members` count where
+        Redis does not know the group.
+        """
+        kind = "sent" if is_sent else "open"
+        await self._script(
+            scripts.FORGET_GROUP,
+            self._prefix,
+            group_id,
+            phase,
+            num_members,
+            kind,
+            "scheduler",
+            reason,
+        )
+
     async def raise_attempt(self, group_id: str, member: int, reason: str) -> int | None:
-        """Raises the attempt number of a member and returns it; None if the member is settled."""
+        """Raises the attempt number of a member and returns it; None if the member is settled.
+
+        A corrupted group is closed.
+        """
         attempt: int | None = await self._script(
             scripts.RAISE_ATTEMPT,
             self._prefix,
@@ -107,6 +150,9 @@ class TrajectoryBuffer:
             f"{group_id}.{member}",
             reason,
         )
+        if attempt == _CORRUPTED:
+            await self._close_corrupted(group_id)
+            return None
         return attempt
 
     async def cancel_members(
@@ -123,9 +169,14 @@ class TrajectoryBuffer:
         return bool(closed)
 
     async def counters(self) -> BufferCounters:
-        """Returns the current counters."""
-        counts = await self._redis.read_hash(f"{self._prefix}counters")
-        return BufferCounters(**{name.decode(): int(value) for name, value in counts.items()})
+        """Returns the current counters; a corrupted one begins again at 0."""
+        counts: dict[str, int] = {}
+        for entry in (await self._redis.read_hash(f"{self._prefix}counters")).items():
+            try:
+                counts[COUNTER_NAMES[entry[0]]] = int(entry[1])
+            except MALFORMED as error:
+                await self._set_aside("counter", "HDEL", "counters", entry, error)
+        return BufferCounters(**counts)
 
     async def put_trajectory(self, trajectory: Trajectory) -> PutResult:
         """Settles an episode with its trajectory; a repeated call returns ALREADY_SETTLED."""
@@ -148,6 +199,11 @@ class TrajectoryBuffer:
             await self._redis.wait_for_entry(f"{self._prefix}closings", self._seen_closing, block_s)
             taken = await self._take(max_groups, old_step)
         return taken
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """True if Redis was nearly full at the last `next_groups`, and a checkpoint frees a part."""
+        return self._is_nearly_full
 
     def rewind(self) -> None:
         """Makes `next_groups` begin again with all retained groups, as after a start."""
@@ -197,13 +253,16 @@ class TrajectoryBuffer:
         known, settled, closed = await self._script(
             scripts.SETTLE_MEMBERS, self._prefix, group_id, service, *arguments
         )
+        if known == _CORRUPTED:
+            await self._close_corrupted(group_id)
+            return 1, 0, 1
         return known, settled, closed
 
     async def _take(self, max_groups: int, old_step: int) -> list[ReadyGroup]:
-        closing, *entries = await self._script(
+        closing, is_nearly_full, *entries = await self._script(
             scripts.TAKE_READY, self._prefix, self._taken_up_to, max_groups, old_step
         )
-        self._seen_closing = closing.decode()
+        self._seen_closing, self._is_nearly_full = closing.decode(), bool(is_nearly_full)
         if entries:
             self._taken_up_to = int(entries[-1][0])
         groups: list[ReadyGroup] = []
@@ -221,24 +280,24 @@ class TrajectoryBuffer:
 
         A corrupted one is closed and not trained, so that nobody waits for it.
         """
-        found = await self._redis.read_hash(f"{self._prefix}group:{group_id}")
-        fields = {name.decode(): value for name, value in found.items()}
+        fields = await self._redis.read_hash(f"{self._prefix}group:{group_id}")
         if not fields:
             return None
         try:
-            record = decode(fields["record"], GroupRecord)
-            members = range(len(record.tasks))
-            return msgspec.structs.replace(
-                record,
-                attempts=tuple(int(fields.get(f"a{member}", b"0")) for member in members),
-                settled={m: Outcome(fields[f"s{m}"].decode()) for m in members if f"s{m}" in fields},
-            )
+            return read_group(fields)
         except MALFORMED as error:
-            await quarantine(self._redis, self._prefix, "open_group", group_id, fields.values(), error)
-            await self._abandon(group_id, fields)
+            await self._abandon(group_id, fields, error)
             return None
 
-    async def _abandon(self, group_id: str, fields: Mapping[str, bytes]) -> None:
+    async def _close_corrupted(self, group_id: str) -> None:
+        """Closes a group in which a script found no number where one must be."""
+        if fields := await self._redis.read_hash(f"{self._prefix}group:{group_id}"):
+            error = ValueError("a field is no number, or its phase is unknown")
+            await self._abandon(group_id, fields, error)
+
+    async def _abandon(self, group_id: str, fields: Mapping[bytes, bytes], error: Exception) -> None:
+        data = [part for field in fields.items() for part in field]
+        await quarantine(self._redis, self._prefix, "open_group", group_id, data, error)
         lost = lost_group(group_id, fields)
         ends = map(encode, lost.ends)
         await self._script(
@@ -250,6 +309,18 @@ class TrajectoryBuffer:
             "scheduler",
             *ends,
         )
+
+    async def _set_aside(
+        self, kind: str, command: str, key: str, entry: tuple[bytes, ...], error: Exception
+    ) -> None:
+        """Keeps the bytes of a corrupted entry and removes it, by its name, from its hash or set."""
+        name = entry[0].decode(errors="replace")
+        await quarantine(self._redis, self._prefix, kind, name, entry, error)
+        await self._redis.pipeline.command(command, f"{self._prefix}{key}", entry[0])
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")
 
 
 def _ready_group(entry: list[Any]) -> ReadyGroup:

@@ -10,9 +10,10 @@ from urllib.parse import urlsplit, urlunsplit
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ResponseError
 
 from tailrace.store.errors import StoreRefusedError, StoreUnavailableError
-from tailrace.store.pipeline import CONNECTION_LOST, Argument, AutoPipeline
+from tailrace.store.pipeline import CONNECTION_LOST, Argument, AutoPipeline, passes
 
 _LONGEST_WAIT_S = 5.0
 
@@ -58,7 +59,9 @@ class StoreConnection:
         wait_ms = max(1, int(min(block_s, _LONGEST_WAIT_S) * 1000))
         try:
             await self.redis.xread({stream: after}, count=1, block=wait_ms)
-        except CONNECTION_LOST:
+        except (*CONNECTION_LOST, ResponseError) as error:
+            if isinstance(error, ResponseError) and not passes(error):
+                raise
             await asyncio.sleep(min(block_s, 0.05))
 
     async def command(self, *arguments: Argument) -> object:

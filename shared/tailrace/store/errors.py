@@ -34,7 +34,7 @@ class StoreUnavailableError(StoreError):
 
     def __init__(self, url: str, waited_s: float, reason: str) -> None:
         super().__init__(
-            f"Redis at {url} did not answer for {waited_s:.0f} s ({reason}). Remedy: start it, or "
+            f"Redis at {url} did not answer for {waited_s:.3g} s ({reason}). Remedy: start it, or "
             "correct TAILRACE_REDIS_URL"
         )
         self.url = url

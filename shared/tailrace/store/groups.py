@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from tailrace_protos.base import as_uint8
+from tailrace_protos.base import as_uint8, decode
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.event import EpisodeSettled, GroupAdmitted
 from tailrace_protos.subjects import Phase
 from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
 
+_NUMBERS = (b"members", b"min_valid", b"left", b"valid", b"bytes", b"index", b"step")
+_MAX_REASON_CHARS = 40_000  # of an event, which one NATS message must hold
 _MOST_DIGITS = 5  # of the number of members in a group whose record is corrupted
 
 
@@ -34,6 +36,24 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     def episode_id(self, member: int) -> str:
         """Returns the id of one member's episode."""
         return f"{self.group_id}.{member}"
+
+
+def read_group(fields: Mapping[bytes, bytes]) -> GroupRecord:
+    """Decodes the record of an open group with its progress; raises one of `MALFORMED`."""
+    for name in fields:
+        name.decode()
+    for name in _NUMBERS:
+        int(fields[name])
+    record = decode(fields[b"record"], GroupRecord)
+    if fields[b"phase"].decode() != record.phase:
+        raise ValueError(f"its phase is {record.phase}, found {fields[b'phase']!r}")
+    attempts = [fields.get(b"a%d" % member, b"0") for member in range(len(record.tasks))]
+    ended = [(member, fields.get(b"s%d" % member)) for member in range(len(record.tasks))]
+    return msgspec.structs.replace(
+        record,
+        attempts=tuple(map(int, attempts)),
+        settled={member: Outcome(text.decode()) for member, text in ended if text is not None},
+    )
 
 
 class LostGroup(NamedTuple):
@@ -73,6 +93,10 @@ class BufferCounters(msgspec.Struct, frozen=True):
     places_kept: int = 0  # of the learner's step, after its last take; counted where places are kept
 
 
+COUNTER_NAMES = {name.encode(): name for name in BufferCounters.__struct_fields__}
+"""Names of the counters as Redis has them."""
+
+
 def admitted_event(record: GroupRecord) -> GroupAdmitted:
     """Builds the event of a recorded group."""
     return GroupAdmitted(
@@ -93,7 +117,7 @@ def settled_event(trajectory: Trajectory) -> EpisodeSettled:
         member=trajectory.member,
         phase=trajectory.phase,
         outcome=trajectory.outcome,
-        reason=trajectory.reason,
+        reason=trajectory.reason[:_MAX_REASON_CHARS],
         reward=trajectory.reward,
         success=trajectory.success,
         num_sampled_tokens=sum(int(as_uint8(row.loss_mask).sum()) for row in trajectory.rows),
@@ -130,10 +154,10 @@ def unplayed_trajectory(
     )
 
 
-def lost_group(group_id: str, fields: Mapping[str, bytes]) -> LostGroup:
+def lost_group(group_id: str, fields: Mapping[bytes, bytes]) -> LostGroup:
     """Reads what is left of a group in Redis, to close it."""
-    phase: Phase = "eval" if fields.get("phase") == b"eval" else "train"
-    number = fields.get("members", b"")
+    phase: Phase = "eval" if fields.get(b"phase") == b"eval" else "train"
+    number = fields.get(b"members", b"")
     num_members = int(number) if number.isdigit() and len(number) <= _MOST_DIGITS else 0
     record = GroupRecord(
         group_id=group_id,
@@ -148,6 +172,6 @@ def lost_group(group_id: str, fields: Mapping[str, bytes]) -> LostGroup:
     ends = [
         settled_event(unplayed_trajectory(record, member, Outcome.INFRA_FAILURE, reason, now_s))
         for member in range(num_members)
-        if f"s{member}" not in fields
+        if b"s%d" % member not in fields
     ]
     return LostGroup(phase, num_members, ends)

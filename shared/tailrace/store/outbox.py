@@ -12,6 +12,7 @@ of earlier writers. A journal ends with the settlement of its episode.
 import enum
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -26,6 +27,7 @@ from tailrace_protos.subjects import redis_prefix
 
 _REPEATS_WITHIN_S = 3600  # only the caller repeats a call, after a lost answer
 _FOREVER = 0
+_FIRST = "0-0"
 _body_decoder: msgspec.msgpack.Decoder[EventBody] = msgspec.msgpack.Decoder(EventBody)
 _MAX_IDS = 1000  # values that Lua unpacks at once
 
@@ -54,15 +56,17 @@ class Outbox:
             *(encode(body) for body in bodies),
         )
 
-    async def read(self, max_events: int, block_s: float) -> list[Event]:
+    async def read(self, max_events: int, block_s: float, after: str = "") -> list[Event]:
         """Returns the oldest unacknowledged events; waits up to `block_s` for the first one.
 
-        A second read before `ack` returns the same events, so a failed reader loses none.
+        A second read before `ack` returns the same events, so a failed reader loses none. With `after`
+        it leaves out those up to this id that an earlier read returned.
         """
-        events = await self._read(max_events)
+        after = after or _FIRST
+        events = await self._read(max_events, after)
         if not events:
-            await self._redis.wait_for_entry(f"{self._prefix}outbox", "0-0", block_s)
-            events = await self._read(max_events)
+            await self._redis.wait_for_entry(f"{self._prefix}outbox", after, block_s)
+            events = await self._read(max_events, after)
         return events
 
     async def ack(self, seqs: Sequence[str]) -> None:
@@ -71,21 +75,26 @@ class Outbox:
             ids = seqs[start : start + _MAX_IDS]
             await self._redis.pipeline.script(scripts.ACK_OUTBOX, self._prefix, *ids)
 
-    async def _read(self, max_events: int) -> list[Event]:
-        entries = await self._redis.pipeline.script(scripts.READ_OUTBOX, self._prefix, max_events)
+    async def _read(self, max_events: int, after: str) -> list[Event]:
+        entries = await self._redis.pipeline.script(
+            scripts.READ_OUTBOX, self._prefix, max_events, after
+        )
         events: list[Event] = []
         for encoded, fields in entries:
             seq = encoded.decode()
             try:
                 events.append(_event(seq, fields))
             except MALFORMED as error:
-                await quarantine(self._redis, self._prefix, "event", seq, fields, error)
+                await quarantine(self._redis, self._prefix, "event", seq, fields or (), error)
                 await self.ack([seq])
         return events
 
 
-def _event(seq: str, fields: list[bytes]) -> Event:
-    """Decodes an entry; its time is that of Redis, so that it agrees with the order."""
+def _event(seq: str, fields: Any) -> Event:
+    """Decodes an entry; its time is that of Redis, so that it agrees with the order.
+
+    One that somebody deleted before it was acknowledged has no fields.
+    """
     _, service, _, body = fields
     unix_ms = int(seq.partition("-")[0])
     return Event(
@@ -102,16 +111,22 @@ class AppendResult(enum.StrEnum):
     APPENDED = "appended"
     SETTLED = "settled"  # the episode is settled or cancelled: stop it
     FENCED = "fenced"  # another worker loaded the journal and continues: stop the episode here
+    REDELIVERED = "redelivered"  # the same, and that worker settles the same message
 
 
 class Journal:
-    """Journals of one run; one object per running attempt."""
+    """Journals of one run; one object per running attempt.
 
-    def __init__(self, redis: StoreConnection, run: str) -> None:
+    `message` names the message that the attempt settles; empty: no other attempt has it.
+    """
+
+    def __init__(self, redis: StoreConnection, run: str, message: str = "") -> None:
         self._redis = redis
         self._script = redis.pipeline.script
         self._prefix = redis_prefix(run)
-        self._writer = uuid.uuid4().hex
+        unique = uuid.uuid4().hex
+        self._message = message or unique
+        self._writer = f"{self._message}/{unique}"
 
     async def append(self, episode_id: str, record: JournalRecord) -> AppendResult:
         """Stores a record at its index; idempotent."""
@@ -150,11 +165,15 @@ class Journal:
             await self.clear(episode_id)
             return await self.load(episode_id)
 
-    async def is_writer(self, episode_id: str) -> bool:
-        """Tells whether no other object has loaded the journal since this one did."""
+    async def taken_by(self, episode_id: str) -> AppendResult | None:
+        """Returns FENCED or REDELIVERED if another object has loaded the journal since this one did."""
         key = f"{self._prefix}journal:{episode_id}"
-        writer: bytes | None = await self._redis.pipeline.command("HGET", key, "writer")
-        return writer is None or writer.decode() == self._writer
+        found: bytes | None = await self._redis.pipeline.command("HGET", key, "writer")
+        writer = self._writer if found is None else found.decode()
+        if writer == self._writer:
+            return None
+        is_same = writer.partition("/")[0] == self._message
+        return AppendResult.REDELIVERED if is_same else AppendResult.FENCED
 
     async def clear(self, episode_id: str) -> None:
         """Removes the records of an episode that begins again, unless another writer took over."""

@@ -20,6 +20,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     AuthenticationError,
+    ClusterDownError,
     InvalidResponse,
     NoPermissionError,
     NoScriptError,
@@ -45,6 +46,9 @@ log = get_logger(__name__)
 Argument = str | bytes | int | float
 # While Redis moves to another host, another server may answer at its address, or no host.
 CONNECTION_LOST = (RedisConnectionError, RedisTimeoutError, InvalidResponse, OSError)
+# Errors that pass: a script holds Redis up, replicas or its master are away, it is no master for now.
+_PASSING_WORDS = ("BUSY ", "NOREPLICAS ")
+_PASSING = (ReadOnlyError, TryAgainError, ClusterDownError)
 _NO_ROOM = ("command not allowed when used memory", "MISCONF")  # redis-py cuts some prefixes off
 
 
@@ -300,14 +304,14 @@ class AutoPipeline:
             raise RedisConnectionError("waiting for the scheduler to load the scripts")
 
     async def _read(self) -> Any:
-        """Reads one answer; returns error answers, raises a lost connection or a loading Redis."""
+        """Reads one answer; returns error answers, raises a lost connection and errors that pass."""
         try:
             return await self._connection.read_response(
                 disable_decoding=True, timeout=math.inf, disconnect_on_error=False
             )
-        except (ReadOnlyError, TryAgainError) as error:
-            raise RedisConnectionError(str(error)) from error
         except ResponseError as error:
+            if passes(error):
+                raise RedisConnectionError(str(error)) from error
             return error
 
     # A full Redis
@@ -347,6 +351,11 @@ class AutoPipeline:
             command.is_aside = False
         self._waiting.extendleft(reversed(aside))
         self._wake()
+
+
+def passes(error: ResponseError) -> bool:
+    """Tells whether Redis refuses a command only for now, as while it moves to another host."""
+    return isinstance(error, _PASSING) or str(error).startswith(_PASSING_WORDS)
 
 
 def _pack(*arguments: Argument) -> bytes:

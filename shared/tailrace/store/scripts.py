@@ -10,7 +10,7 @@ _FOLDER = files("tailrace.store") / "lua"
 
 _FUNCTION = re.compile(r"^local function (\w+)\(.*?^end$", re.MULTILINE | re.DOTALL)
 _KEY = re.compile(r"\bP \.\. '(\w+:?)'")
-_COMMAND = re.compile(r"redis\.p?call\('(\w+)'")
+_COMMAND = re.compile(r"redis\.p?call\('(INFO', '\w+|\w+)'")  # of INFO one section alone
 
 
 class Script(NamedTuple):
@@ -29,7 +29,7 @@ def _load(name: str) -> Script:
     functions = {found[1]: found[0] for found in _FUNCTION.finditer(prelude)}
     used = own + "".join(text for name, text in functions.items() if f"{name}(" in own)
     keys = {f"{key}*" if key.endswith(":") else key for key in _KEY.findall(used)}
-    commands = {command.lower() for command in _COMMAND.findall(used)}
+    commands = {command.lower().replace("', '", "|") for command in _COMMAND.findall(used)}
     digest = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
     return Script(name, source, digest, frozenset(keys), frozenset(commands))
 
@@ -39,6 +39,8 @@ BEGIN_GROUPS = _load("begin_groups")
 SETTLE_MEMBERS = _load("settle_members")
 RAISE_ATTEMPT = _load("raise_attempt")
 ABANDON_GROUP = _load("abandon_group")
+FORGET_GROUP = _load("forget_group")
+GROUP_IDS = _load("group_ids")
 TAKE_READY = _load("take_ready")
 RELEASE_READY = _load("release_ready")
 REBASE_CREDIT = _load("rebase_credit")
@@ -49,6 +51,7 @@ LOAD_JOURNAL = _load("load_journal")
 APPEND_JOURNAL = _load("append_journal")
 CLEAR_JOURNAL = _load("clear_journal")
 ALLOCATE_VERSION = _load("allocate_version")
+RECORD_VERSION = _load("record_version")
 OPEN_SESSION = _load("open_session")
 READ_SESSION = _load("read_session")
 APPEND_SESSION = _load("append_session")

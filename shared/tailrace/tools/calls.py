@@ -23,6 +23,7 @@ MAX_AGE_S = 120.0
 MAX_RESULTS = 10_000
 MAX_BYTES = 64 << 20
 SWEEP_S = 0.25
+STOOD_STILL_S = 1.0  # beyond `SWEEP_S`: this process was suspended, and heard no caller meanwhile
 Spawn = Callable[[Awaitable[Any], str], object]
 
 
@@ -48,6 +49,11 @@ class Leases:
     def renew_all(self, now_s: float) -> None:
         """Renews all leases, after an outage of this worker."""
         self.renew(list(self._heard_s), now_s)
+
+    def postpone(self, by_s: float) -> None:
+        """Gives all leases more time: so long this worker could hear nobody."""
+        for key in self._heard_s:
+            self._heard_s[key] += by_s
 
     def end(self, key: str) -> None:
         """Ends a lease."""
@@ -155,6 +161,11 @@ class WorkerCalls:
         self.call_leases.renew_all(_now_s())
         self.session_leases.renew_all(_now_s())
 
+    def postpone(self, by_s: float) -> None:
+        """Gives all leases more time: so long this worker stood still."""
+        self.call_leases.postpone(by_s)
+        self.session_leases.postpone(by_s)
+
     def expired(self) -> tuple[list[str], list[str]]:
         """Returns calls and sessions whose leases expired, each once."""
         now_s = _now_s()
@@ -201,8 +212,12 @@ class Cancellation:
     async def sweep(self) -> None:
         """Ends the calls and sessions of silent callers, in an endless loop."""
         while True:
+            began_s = _now_s()
             await asyncio.sleep(SWEEP_S)
-            if self._is_connected():
+            late_s = _now_s() - began_s - SWEEP_S
+            if late_s > STOOD_STILL_S:
+                self._calls.postpone(late_s)
+            elif self._is_connected():
                 self._end_expired()
 
     def _end_expired(self) -> None:

@@ -157,7 +157,8 @@ class ToolClient:
             return await attempt.result
         within_s = self._deadlines.unprobed_s
         try:
-            return await asyncio.wait_for(attempt.result, within_s)
+            async with asyncio.timeout(within_s):
+                return await attempt.result
         except TimeoutError as error:
             raise WorkerLostError(f"no result within {within_s:g} s") from error
 

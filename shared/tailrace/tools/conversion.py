@@ -11,6 +11,7 @@ import msgspec
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from tailrace.cpu_limit import TooSlowError, cpu_limit
 from tailrace.foreign import ForeignCodeError, encodable, told
 from tailrace.sdk.env import NUMBER
 from tailrace.sdk.tool import (
@@ -26,6 +27,7 @@ from tailrace_protos.tool import CallTool, ToolErrorKind, ToolResult
 
 _MAX_REASONS = 3
 _MAX_REASON_CHARS = 300
+_MAX_CHECK_S = 1.0  # in which the worker answers nobody else
 Check = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -57,9 +59,10 @@ def checker(offer: FunctionTool | ToolOffer) -> Check:
     kind = jsonschema.validators.validator_for(schema)
     try:
         kind.check_schema(schema)
-    except jsonschema.SchemaError as error:
+    except (jsonschema.SchemaError, RecursionError) as error:
+        reason = error.message if isinstance(error, jsonschema.SchemaError) else "nested too deeply"
         raise ValueError(
-            f"tool {offer.spec.name!r}: parameters are not a JSON Schema: {error.message}"
+            f"tool {offer.spec.name!r}: parameters are not a JSON Schema: {reason}"
         ) from error
     validator = kind(schema, registry=Registry())  # its own: none that asks the network
     return lambda arguments: _validated(validator, arguments)
@@ -67,13 +70,16 @@ def checker(offer: FunctionTool | ToolOffer) -> Check:
 
 def _validated(validator: jsonschema.protocols.Validator, arguments: dict[str, Any]) -> dict[str, Any]:
     try:
-        errors = sorted(validator.iter_errors(arguments), key=lambda error: error.json_path)
+        with cpu_limit(_MAX_CHECK_S):
+            errors = sorted(validator.iter_errors(arguments), key=lambda error: error.json_path)
     except Unresolvable as error:
         raise BrokenSchemaError(
             f"the schema of its parameters has a reference to nothing: {error}"
         ) from error
     except RecursionError as error:
         raise ArgumentsError("they are nested too deeply") from error
+    except TooSlowError as error:
+        raise ArgumentsError(f"their check by the schema takes more than {_MAX_CHECK_S:g} s") from error
     if errors:
         raise ArgumentsError("; ".join(map(_reason, errors[:_MAX_REASONS])))
     return arguments

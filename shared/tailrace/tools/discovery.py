@@ -28,8 +28,8 @@ log = get_logger(__name__)
 
 SERVICE_NAME = "tool_worker"  # the micro service's, in every language
 ROUND_S = 0.5
-LISTING_S = 2.0  # for the first worker of a listing that somebody serves
-STALL_S = 0.15  # between two answers of a listing: thrice the worst delay of a loop with room
+LISTING_S = 5.0  # for the first worker of a listing that somebody serves
+STALL_S = 0.3  # between two answers of a listing: workers on a busy machine answer late
 CONTRACT_VERSION = "1.0.0"
 OWN_ENDPOINT = "worker"
 Handler = Callable[[Request], Awaitable[None]]

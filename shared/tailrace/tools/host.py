@@ -132,6 +132,7 @@ class ToolHost:
         self._checks: dict[str, Check] = {name: checker(offer) for name, offer in self._offers.items()}
         self._shared: dict[str, Tool] = {}
         self._sessions: dict[tuple[str, str], SessionTool] = {}
+        self._leaving: dict[asyncio.Task[None], str] = {}  # releases that have not ended, by session
         self._slots = asyncio.Semaphore(max_concurrency)
         self._runner = ToolRunner()
         self.max_concurrency = max_concurrency
@@ -159,8 +160,8 @@ class ToolHost:
 
     @property
     def num_objects(self) -> int:
-        """Number of objects of stateful tools."""
-        return len(self._sessions)
+        """Number of objects of stateful tools, also of those whose release has not ended."""
+        return len(self._sessions) + len(self._leaving)
 
     def opens(self, request: CallTool) -> bool:
         """Tells whether a call needs a new object of a stateful tool."""
@@ -191,13 +192,21 @@ class ToolHost:
         return msgspec.structs.replace(result, elapsed_s=elapsed_s)
 
     async def release(self, session_id: str) -> None:
-        """Releases all objects of a session, after the cancellation of its calls."""
-        keys = [key for key in self._sessions if key[0] == session_id]
-        await asyncio.gather(*(self._sessions.pop(key).release() for key in keys))
+        """Releases all objects of a session, after the cancellation of its calls.
+
+        The releases end also if this is cancelled.
+        """
+        for key in [key for key in self._sessions if key[0] == session_id]:
+            leaving = asyncio.create_task(self._sessions.pop(key).release(), name=f"release {key[1]}")
+            self._leaving[leaving] = session_id
+            leaving.add_done_callback(self._leaving.pop)
+        mine = [leaving for leaving, owner in self._leaving.items() if owner == session_id]
+        await asyncio.gather(*map(asyncio.shield, mine))
 
     async def release_all(self) -> None:
-        """Releases all objects."""
-        await asyncio.gather(*(self.release(session_id) for session_id in self.session_ids))
+        """Releases all objects; returns when no release is at work any more."""
+        sessions = {*self.session_ids, *self._leaving.values()}
+        await asyncio.gather(*(self.release(session_id) for session_id in sessions))
 
     async def _run(self, request: CallTool) -> ToolResult:
         offer = self._offers[request.name]

@@ -94,7 +94,8 @@ class McpServer:
             cause = error.error
             if isinstance(cause, mcp.MCPError) and await _outlives(client, cause):
                 return ToolOutput(f"{name}: {cause.message}", is_error=True)
-            self._is_lost.set()
+            if client is self._client:  # else its call ends after a new connection was made
+                self._is_lost.set()
             raise ToolUnavailableError(f"MCP server {self.target}: {_innermost(cause)}") from error
         finally:
             self._num_calls -= 1

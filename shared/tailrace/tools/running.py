@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any
 
-from tailrace.foreign import ForeignCodeError, foreign_code, told
+from tailrace.foreign import ForeignCodeError, foreign_call, told
 from tailrace.sdk.tool import FunctionTool
 from tailrace.tools import metrics
 
@@ -183,8 +183,8 @@ async def _foreign(where: str, code: Callable[[], Awaitable[Any]]) -> Any:
         return await code()
 
 
-class _tool_code(foreign_code):  # noqa: N801  used like a statement
-    """Turns also exits, cancellations and the like of a tool's own into `ForeignCodeError`."""
+class _tool_code(foreign_call):  # noqa: N801  used like a statement
+    """`foreign_call` that turns cancellations and the like of a tool's own too."""
 
     __slots__ = ()
 
@@ -195,8 +195,6 @@ class _tool_code(foreign_code):  # noqa: N801  used like a statement
         traceback: TracebackType | None,
     ) -> None:
         super().__exit__(kind, error, traceback)
-        if isinstance(error, SystemExit):
-            raise ForeignCodeError(self._where, RuntimeError(f"sys.exit({error.code!r})")) from error
         ours = isinstance(error, asyncio.CancelledError) and _is_abandoned()
         if error is not None and not ours and not isinstance(error, KeyboardInterrupt | GeneratorExit):
             raise ForeignCodeError(self._where, RuntimeError(told(error))) from error

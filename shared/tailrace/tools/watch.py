@@ -1,8 +1,9 @@
 """`WorkerWatch`: detects within seconds that a worker died, and renews leases at workers.
 
 One probe per second and worker carries the ids of all calls and sessions of this process there.
-Invariants: no worker is declared lost while this process is disconnected from NATS; it requests again
-the result of a call that a worker has finished and whose result never arrived.
+Invariants: no worker is declared lost while this process is disconnected from NATS, or for the time in
+which this process stood still; it requests again the result of a call that a worker has finished and
+whose result never arrived.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from tailrace_protos.tool import ProbeTools, ToolsProbed
 log = get_logger(__name__)
 
 _MAX_IDS = 4096  # in one probe
+_MOST_OF_A_ROUND = 4.0  # probe times: one until the probe, two for its answer
 _MISSES = 2  # a result may be in flight during a probe
 
 
@@ -98,16 +100,16 @@ class WorkerWatch:
 
     async def _watch_while_needed(self, worker_id: str) -> None:
         loop = asyncio.get_running_loop()
-        heard_s = loop.time()
+        silent_s, looked_s = 0.0, loop.time()
         while self._attempts.get(worker_id) or self._sessions.get(worker_id):
             await asyncio.sleep(self._deadlines.probe_s)
             if not self._port.bus.connection.is_connected:
-                heard_s = loop.time()
+                silent_s, looked_s = 0.0, loop.time()
                 continue
             deadline_s, reason = await self._probe(worker_id)
-            if not reason:
-                heard_s = loop.time()
-            elif loop.time() - heard_s > deadline_s:
+            round_s = min(loop.time() - looked_s, _MOST_OF_A_ROUND * self._deadlines.probe_s)
+            silent_s, looked_s = (silent_s + round_s if reason else 0.0), loop.time()
+            if silent_s > deadline_s:
                 self._declare_lost(worker_id, reason)
                 return
 

@@ -7,7 +7,7 @@ a repeated call does not run again; calls and sessions of silent callers end.
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -82,6 +82,7 @@ class ToolWorker:
         self._guard = Guard(_on_stop_order)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_draining = False
+        self._num_answering = 0  # calls that have ended and whose answers are under way
         self._mean_call_s = 0.0
 
     def join(self, service: Service) -> None:
@@ -103,12 +104,16 @@ class ToolWorker:
         try:
             async with asyncio.timeout(within_s):
                 await self._registration.drain_tools()
-                while self._calls.running or self.host.session_ids:  # noqa: ASYNC110 - waits for two conditions
+                while self._is_busy:  # noqa: ASYNC110 - waits for several conditions
                     await asyncio.sleep(0.02)
         except TimeoutError:
             log.warning("drain ends calls", num_calls=len(self._calls.running))
         finally:
             await self.close()
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._calls.running or self._num_answering or self.host.num_objects)
 
     async def close(self) -> None:
         """Ends at once; waiting callers get an infrastructure failure."""
@@ -162,8 +167,15 @@ class ToolWorker:
         if request.session_id in self.host.session_ids:
             now_s = asyncio.get_running_loop().time()
             self._calls.session_leases.begin(request.session_id, request.lease_s, now_s)
-        accepted = self._acceptance(request, spec)
-        call.task = self._spawn(self._serve(call, accepted, traceparent), f"tool {request.name}")
+        serving = self._serve(call, self._acceptance(request, spec), traceparent)
+        call.task = self._spawn(serving, f"tool {request.name}")
+        call.task.add_done_callback(lambda _: self._end(call, serving))
+
+    def _end(self, call: RunningCall, serving: Coroutine[Any, Any, None]) -> None:
+        """Removes a call that was cancelled before `serving` began."""
+        serving.close()
+        if self._calls.running.get(call.request.call_id) is call:
+            self._calls.end(call.request.call_id)
 
     async def _is_repeated(self, request: CallTool, spec: ToolSpec, to: ReplyTo) -> bool:
         """Tells if the call is known here; a repeated call gets the answer of the first."""
@@ -230,8 +242,12 @@ class ToolWorker:
 
     async def _answer(self, call: RunningCall, result: ToolResult) -> None:
         self._calls.finish(result)
-        for to in call.replies:
-            await self._replies.result(to, result, call.request.run)
+        self._num_answering += 1
+        try:
+            for to in call.replies:
+                await self._replies.result(to, result, call.request.run)
+        finally:
+            self._num_answering -= 1
 
     async def _release(self, session_id: str, to: ReplyTo) -> None:
         await self._cancellation.end_session(session_id)

@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
@@ -30,7 +30,7 @@ SALT_VARIABLE = "TAILRACE_TRACE_SALT"  # distinguishes the traces of two runs wi
 CONTENT = ("messages", "arguments", "result")  # attributes with texts of the model and of tools
 
 _VALID = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-01")
-_SCALE = 1 << 32
+_NUM_HASHES = 1 << 64
 
 
 class FinishedSpan(msgspec.Struct, frozen=True):
@@ -60,17 +60,19 @@ class Sink(msgspec.Struct, frozen=True):
 
 _carried: ContextVar[str] = ContextVar("traceparent", default="")
 _sinks: list[Sink] = []
-_rate = 0.0
+_limit = 0  # of the hashes of sampled episodes
+_seed = 0
 _prefix = ""
 
 
 def configure(run: RunConfig, service: str, instance_id: str) -> None:
     """Sets the share of sampled episodes, and starts to send spans if there is an endpoint."""
-    global _rate, _prefix
+    global _limit, _seed, _prefix
     args = run.tracing
     if not (args.resolved_endpoint or args.mlflow):
         return
-    _rate, _prefix = args.sample_rate, f"{run.exp_name}/{os.environ.get(SALT_VARIABLE, '')}/"
+    _prefix = f"{run.exp_name}/{os.environ.get(SALT_VARIABLE, '')}/"
+    _seed, _limit = xxhash.xxh3_64_intdigest(_prefix.encode()), round(args.sample_rate * _NUM_HASHES)
     if args.resolved_endpoint:
         otlp = importlib.import_module("tailrace.tracing.otlp")  # brings the SDK
         resource = {
@@ -88,19 +90,17 @@ def add_sink(sink: Sink) -> None:
 
 def close() -> None:
     """Sends what is left, within seconds; later spans are not recorded."""
-    global _rate
-    _rate = 0.0
+    global _limit
+    _limit = 0
     while _sinks:
         _sinks.pop().close()
 
 
 def episode(episode_id: str) -> str:
     """`traceparent` of an episode's root span; empty if the episode is not sampled."""
-    if not _rate:
+    if not _limit or xxhash.xxh3_64_intdigest(episode_id.encode(), _seed) >= _limit:
         return ""
     digest = xxhash.xxh3_128_hexdigest((_prefix + episode_id).encode())
-    if int(digest[:8], 16) >= _rate * _SCALE:
-        return ""
     return f"00-{digest}-{xxhash.xxh3_64_hexdigest(digest.encode())}-01"
 
 
@@ -161,40 +161,57 @@ def record(
     return context
 
 
-class span:  # noqa: N801 - used like a statement
+def span(name: str, traceparent: str = "", **attributes: Any) -> "Span":
     """Span of a `with` body: `with span("turn", request.traceparent, turn=3):`.
 
-    Its parent is the given one, otherwise the current one; without a sampled parent it is none.
+    Its parent is the given one, otherwise the current one; without a sampled parent there is none.
     """
+    parent = traceparent or _carried.get()
+    return _JoinedSpan(name, parent, attributes) if parent else _NO_SPAN
 
-    __slots__ = ("_attributes", "_name", "_parent", "_start_ns", "_token", "traceparent")
 
-    def __init__(self, name: str, traceparent: str = "", **attributes: Any) -> None:
-        self._name = name
-        self._parent = traceparent
-        self._attributes = attributes
-        self._token: Token[str] | None = None
-        self.traceparent = ""  # its own; empty: it is not recorded
+class Span:
+    """Span that is not recorded: one object for all episodes that are not sampled."""
 
-    def __enter__(self) -> "span":
-        parent = self._parent or _carried.get()
-        if not parent:
-            return self
-        if is_recorded(parent):
-            self._parent, self.traceparent = parent, _child(parent)
-            self._start_ns = time.time_ns()
-        self._token = _carried.set(self.traceparent or parent)
+    traceparent = ""  # its own; empty: it is not recorded
+
+    def __enter__(self) -> "Span":
         return self
 
     def set(self, **attributes: Any) -> None:
         """Adds attributes after the start of the span."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """Ends the span."""
+
+
+_NO_SPAN = Span()
+
+
+class _JoinedSpan(Span):
+    """Span below a parent; without a receiver here it only carries the parent on."""
+
+    def __init__(self, name: str, parent: str, attributes: dict[str, Any]) -> None:
+        self._name = name
+        self._parent = parent
+        self._attributes = attributes
+
+    def __enter__(self) -> "Span":
+        if is_recorded(self._parent):
+            self.traceparent = _child(self._parent)
+            self._start_ns = time.time_ns()
+        self._token = _carried.set(self.traceparent or self._parent)
+        return self
+
+    def set(self, **attributes: Any) -> None:
         self._attributes.update(attributes)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        if self._token is not None:
-            _carried.reset(self._token)
+        _carried.reset(self._token)
         if self.traceparent:
             failure = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else ""
             made = (self._name, self.traceparent, self._parent, self._start_ns, time.time_ns())

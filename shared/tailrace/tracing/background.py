@@ -1,6 +1,7 @@
 """Bounded queue of finished spans, which a thread sends; the receiver may be slow, hang or be gone.
 
-Invariants: `put` never waits: a full queue drops and counts; `close` returns within its limit.
+Invariants: `put` never waits: a full queue drops and counts; `close` returns within its limit. A fast
+receiver gets everything, also what fills the queue in less than an interval.
 """
 
 import threading
@@ -33,6 +34,7 @@ class BackgroundQueue(Generic[T]):
         remedy: str,
         max_items: int = MAX_ITEMS,
         close_s: float = CLOSE_S,
+        max_batch: int = MAX_BATCH,
     ) -> None:
         self._name = name
         self._send = send
@@ -40,9 +42,12 @@ class BackgroundQueue(Generic[T]):
         self._remedy = remedy
         self._max_items = max_items
         self._close_s = close_s
+        self._max_batch = max_batch
         self._items: deque[T] = deque()
         self._ending = threading.Event()
+        self._due = threading.Event()  # before the interval is over
         self._is_failing = False
+        self._num_in_flight = 0
         self._sent, self._dropped, self._failed = (
             metrics.SPANS.labels(name, result) for result in ("sent", "dropped", "failed")
         )
@@ -53,10 +58,13 @@ class BackgroundQueue(Generic[T]):
 
     def put(self, item: T) -> None:
         """Takes one item, or drops it if the queue is full."""
-        if len(self._items) >= self._max_items:
+        num_items = len(self._items)
+        if num_items >= self._max_items:
             self.drop()
-        else:
-            self._items.append(item)
+            return
+        self._items.append(item)
+        if num_items == self._max_items // 2 and not self._is_failing:
+            self._due.set()
 
     def drop(self) -> None:
         """Counts an item that is left out."""
@@ -65,19 +73,23 @@ class BackgroundQueue(Generic[T]):
     def close(self) -> None:
         """Sends the rest; what a slow receiver does not take in time is dropped."""
         self._ending.set()
+        self._due.set()
         self._thread.join(_CLOSE_FAILING_S if self._is_failing else self._close_s)
-        if self._items:
-            self._dropped.inc(len(self._items))
-            log.warning("spans not sent", receiver=self._name, num_spans=len(self._items))
+        if num_left := len(self._items) + self._num_in_flight:
+            self._dropped.inc(num_left)
+            log.warning("spans not sent", receiver=self._name, num_spans=num_left, remedy=self._remedy)
 
     def _run(self) -> None:
-        while not self._ending.wait(_INTERVAL_S):
+        while not self._ending.is_set():
+            self._due.wait(_INTERVAL_S)
+            self._due.clear()
             self._send_all()
         self._send_all()
 
     def _send_all(self) -> None:
         while self._items:
-            batch = [self._items.popleft() for _ in range(min(MAX_BATCH, len(self._items)))]
+            batch = [self._items.popleft() for _ in range(min(self._max_batch, len(self._items)))]
+            self._num_in_flight = len(batch)
             try:
                 self._send(batch)
             except self._errors as error:
@@ -92,3 +104,5 @@ class BackgroundQueue(Generic[T]):
             else:
                 self._sent.inc(len(batch))
                 self._is_failing = False
+            finally:
+                self._num_in_flight = 0

@@ -29,6 +29,8 @@ except ImportError as error:
 
 _TIMEOUT_S = 5.0  # of one request, with its retries
 _REMEDY = "check tracing.endpoint (OTLP over HTTP, usually port 4318) and OTEL_EXPORTER_OTLP_HEADERS"
+_BAD_HEADER = "OTEL_EXPORTER_OTLP_HEADERS has a character that no header may have, such as a line break"
+_MAX_REASON = 500  # characters
 _NAMES = {
     "num_prompt_tokens": "gen_ai.usage.input_tokens",
     "num_sampled_tokens": "gen_ai.usage.output_tokens",
@@ -44,21 +46,51 @@ class SpansRefusedError(Exception):
     """The receiver did not take a batch."""
 
 
+class _NewestReason(logging.Handler):
+    """Keeps what the exporter told last; `export` itself gives no reason.
+
+    A header that is refused may be a key: its value is left out.
+    """
+
+    text = "no reason given"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = " ".join(record.getMessage().split())[:_MAX_REASON]
+        self.text = _BAD_HEADER if "header value" in text or "Header part" in text else text
+
+
+class _OwnResource(Resource):
+    """Resource of this process. The encoder asks for its hash for each span, which is text of JSON."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
 def otlp_sink(endpoint: str, of: Mapping[str, str], has_content: bool, max_queued_spans: int) -> Sink:
     """Starts to send the spans of this process, whose attributes are `of`, to a receiver."""
-    # The exporter logs each failure; ours are counted, and the first is logged.
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    reason = _NewestReason()
+    vendor = logging.getLogger("opentelemetry")
+    vendor.addHandler(reason)
+    vendor.propagate = False  # it logs each failure; ours are counted, and the first is logged
     url = f"{endpoint.rstrip('/').removesuffix('/v1/traces')}/v1/traces"
     exporter = OTLPSpanExporter(url, timeout=_TIMEOUT_S)
-    resource = Resource.create(dict(of))
+    resource = _resource(of)
 
     def send(spans: list[FinishedSpan]) -> None:
         made = [_readable(span, resource, has_content) for span in spans]
         if exporter.export(made) is not SpanExportResult.SUCCESS:
-            raise SpansRefusedError(f"{url} did not take {len(spans)} spans")
+            raise SpansRefusedError(f"{url} did not take {len(spans)} spans: {reason.text}")
 
     queue = BackgroundQueue("otlp", send, (SpansRefusedError,), _REMEDY, max_queued_spans)
     return Sink(queue.put, queue.close)
+
+
+def _resource(of: Mapping[str, str]) -> Resource:
+    known = Resource.create(dict(of))
+    return _OwnResource(known.attributes, known.schema_url)
 
 
 def _readable(span: FinishedSpan, resource: Resource, has_content: bool) -> ReadableSpan:

@@ -4,6 +4,7 @@
 |---|---|
 | `tensors` | `TensorBytes`, layout of the flat buffer, checksums |
 | `target_types` | versions in the types that servers declare |
+| `buffers` | host memory of versions that arrive over the network |
 | `segment` | named shared memory; the manifest of a sealed segment is behind its bytes |
 | `mappings` | segments of another process, mapped once |
 | `chunks` | ranges of a buffer over ZMQ, pulled by credit |

@@ -12,6 +12,7 @@ from tailrace.config import advertised_host
 from tailrace.import_path import load_extra
 from tailrace.log import get_logger
 from tailrace.weights.background import in_background
+from tailrace.weights.buffers import new_buffer
 from tailrace.weights.tensors import damaged
 from tailrace_protos import subjects
 from tailrace_protos.weights import BroadcastReply, BroadcastRequest, WeightManifest, WeightSource
@@ -50,7 +51,7 @@ class BroadcastMember:
         if not place.group_id:
             log.info("no broadcast at this time: weights fetched otherwise", policy_version=version)
             return None
-        data = memoryview(bytearray(manifest.num_bytes))
+        data = new_buffer(manifest.num_bytes)
         try:
             await asyncio.to_thread(self._receive, part, place, source, data)
         except part.BroadcastFailedError as error:

@@ -84,7 +84,8 @@ class Holding:
     async def arrival(self, timeout_s: float) -> None:
         """Waits until another chunk arrives, at most `timeout_s`."""
         try:
-            await asyncio.wait_for(self._arrival.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._arrival.wait()
         except TimeoutError:
             return
 
@@ -219,7 +220,12 @@ class ChunkServer:
 
 
 class ChunkFetch:
-    """Transfer of the missing chunks of a holding, or of one part of them, from one holder."""
+    """Transfer of the missing chunks of a holding, or of one part of them, from one holder.
+
+    A connection on which nothing comes for `silence_s` is made anew; the next one may be silent twice
+    as long, for on a slow link a chunk or a handshake takes its time. `patience_s`: of silence in all,
+    after which the holder is unreachable.
+    """
 
     def __init__(
         self,
@@ -232,7 +238,7 @@ class ChunkFetch:
         num_stripes: int = 1,
         credit: int = 8,
         silence_s: float = 1.0,
-        max_silences: int = 10,
+        patience_s: float = 10.0,
     ) -> None:
         assert 0 < credit <= _MAX_QUEUED
         self._source = source
@@ -244,23 +250,26 @@ class ChunkFetch:
         self._asked: set[int] = set()
         self._credit = credit
         self._silence_s = silence_s
-        self._max_silences = max_silences
+        self._patience_s = patience_s
         self._starved_since_s = 0.0
 
     async def run(self) -> None:
         """Fetches all bytes; raises `WeightsGoneError` or `WeightsUnreachableError`."""
         if not self._source.zmq_endpoint:
             raise WeightsUnreachableError("", 0.0)
-        num_silences = 0
+        silent_s, silence_s = 0.0, self._silence_s
         while self._into.missing(*self._part):
             dealer = self._connect()
             try:
-                progressed = await self._pull(dealer)
+                progressed = await self._pull(dealer, silence_s)
             finally:
                 dealer.close(linger=0)
-            num_silences = 0 if progressed else num_silences + 1
-            if num_silences > self._max_silences:
-                silent_s = num_silences * self._silence_s
+            if progressed:
+                silent_s, silence_s = 0.0, self._silence_s
+                continue
+            silent_s += silence_s
+            silence_s *= 2
+            if silent_s > self._patience_s:
                 raise WeightsUnreachableError(self._source.zmq_endpoint, silent_s)
 
     def _connect(self) -> zmq.asyncio.Socket:
@@ -276,7 +285,7 @@ class ChunkFetch:
         dealer.connect(self._source.zmq_endpoint)
         return dealer
 
-    async def _pull(self, dealer: zmq.asyncio.Socket) -> bool:
+    async def _pull(self, dealer: zmq.asyncio.Socket, silence_s: float) -> bool:
         """Pulls over one connection until done or silent; says whether anything came."""
         progressed = False
         self._todo = deque(self._into.missing(*self._part))
@@ -284,7 +293,7 @@ class ChunkFetch:
         self._starved_since_s = asyncio.get_running_loop().time()
         while self._todo or self._asked:
             await self._ask(dealer)
-            if not await dealer.poll(int(self._silence_s * 1000)):
+            if not await dealer.poll(int(silence_s * 1000)):
                 break
             progressed |= self._take(await dealer.recv_multipart(copy=False))
         return progressed

@@ -17,6 +17,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from tailrace.weights.buffers import copied
 from tailrace.weights.errors import ChecksumError
 from tailrace.weights.tensors import ITEM_BYTES, verify
 from tailrace_protos.weights import DeltaEntry, TensorEntry, WeightDelta, WeightManifest
@@ -70,8 +71,11 @@ def apply_delta(
 def apply_deltas(
     manifest: WeightManifest, chain: list[tuple[WeightDelta, memoryview]], baseline: memoryview
 ) -> memoryview:
-    """Returns the verified bytes of `manifest` from those of the first delta's `from_version`."""
-    buffer = memoryview(bytearray(baseline))
+    """Returns the verified bytes of `manifest` from those of the first delta's `from_version`.
+
+    It reads and writes whole versions: call it in a thread.
+    """
+    buffer = copied(baseline)
     for delta, payload in chain:
         apply_delta(delta, manifest, payload, buffer)
     verify(manifest, buffer)
@@ -141,6 +145,9 @@ def _compressed(data: bytes) -> bytes:
 
 
 def _decompressed(payload: memoryview, num_bytes: int) -> NDArray[np.uint8]:
+    stated = zstandard.frame_content_size(payload)
+    if stated != num_bytes:  # a damaged size would be allocated, however large it is
+        raise ValueError(f"{stated} bytes instead of {num_bytes}")
     data = zstandard.ZstdDecompressor().decompress(payload, max_output_size=num_bytes)
     if len(data) != num_bytes:
         raise ValueError(f"{len(data)} bytes instead of {num_bytes}")

@@ -10,6 +10,7 @@ import asyncio
 from tailrace.bus import Bus, BusError
 from tailrace.log import get_logger
 from tailrace.weights.background import in_background
+from tailrace.weights.buffers import new_buffer
 from tailrace.weights.chunks import ChunkFetch, ChunkServer, Holding
 from tailrace.weights.errors import ChecksumError, WeightsGoneError, WeightsUnreachableError
 from tailrace.weights.tensors import damaged
@@ -26,8 +27,9 @@ log = get_logger(__name__)
 
 NUM_STRIPES = 2  # parts of a buffer that travel along different ways
 _ROOT = ""  # weight_sync itself, as a holder
-_MUTE_S = 1.0  # a relay says four times a second that it lives
+_MUTE_S = 2.0  # a relay says four times a second that it lives
 _ROUTE_S = 5.0
+_PATIENCE_S = 10.0  # with weight_sync itself, whom nobody replaces
 _MAX_ROUTES = 64  # holders tried for one part of a buffer
 
 
@@ -115,7 +117,7 @@ class WeightRelay:
         key = (policy_version, is_delta)
         holding = self._holdings.get(key)
         if holding is None or holding.data.nbytes != num_bytes:
-            holding = Holding(memoryview(bytearray(num_bytes)), complete=False)
+            holding = Holding(new_buffer(num_bytes), complete=False)
             self._holdings[key] = holding
         if available.relays and not self._server.endpoint:
             await self._server.start()
@@ -148,7 +150,7 @@ class WeightRelay:
                 stripe=stripe,
                 num_stripes=NUM_STRIPES,
                 silence_s=_MUTE_S,
-                max_silences=9 if is_root else 0,
+                patience_s=_PATIENCE_S if is_root else 0.0,
             )
             try:
                 await fetch.run()
@@ -192,6 +194,6 @@ class WeightRelay:
         for entry in wrong:
             holding.forget(entry.offset, entry.offset + entry.num_bytes)
         await ChunkFetch(available.source, manifest.policy_version, holding).run()
-        if left := damaged(manifest, holding.data):
+        if left := await in_background(damaged, manifest, holding.data):
             self._holdings.pop((manifest.policy_version, False), None)
             raise ChecksumError(left[0].name, manifest.policy_version)

@@ -26,6 +26,7 @@ from tailrace.weights.errors import SegmentSpaceError, WeightsGoneError
 from tailrace_protos.base import MalformedMessageError, decode, encode
 from tailrace_protos.weights import WeightManifest
 
+NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)  # numbers of errors for a full file system
 _NAME = re.compile(r"^tailrace\.[A-Za-z0-9_.-]+\Z")
 _SEAL = b"TailSeal"
 _SHARED_NOW = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # cheaper than one page fault per page
@@ -175,7 +176,7 @@ class SegmentFolder:
         except OSError as error:
             os.close(fd)
             unnamed.unlink(missing_ok=True)
-            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+            if error.errno in NO_ROOM:
                 raise SegmentSpaceError(str(self.folder), num_bytes) from error
             raise
         return SharedSegment(self.folder / name, fd, num_bytes)

@@ -3,6 +3,7 @@
 Only `asin`, `title` and `price` are required. `asin` is the unique id of a product.
 """
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -88,6 +89,6 @@ def read_catalogue(path: Path, limit: int = 0) -> tuple[Product, ...]:
 def read_file(path: Path, key: str) -> bytes:
     """Reads the file that a key names."""
     try:
-        return path.expanduser().read_bytes()
+        return Path(os.path.expanduser(path)).read_bytes()
     except OSError as error:
         raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from error

@@ -34,8 +34,11 @@ from tailrace_protos.generation import (
     TokenSpan,
 )
 
-QUICK = ClientChannelConfig(keepalive_s=0.05, silence_s=0.5)
-QUICK_SERVER = ServerChannelConfig(keepalive_s=0.05, silence_s=0.5)
+# Ends that take nobody for lost because a busy machine stops it, and ends that soon do.
+STEADY = ClientChannelConfig(keepalive_s=0.05, silence_s=60.0)
+STEADY_SERVER = ServerChannelConfig(keepalive_s=0.05, silence_s=60.0)
+QUICK = ClientChannelConfig(keepalive_s=0.05, silence_s=2.0)
+QUICK_SERVER = ServerChannelConfig(keepalive_s=0.05, silence_s=2.0)
 
 
 def request(call_id: str, num_prompt: int = 10, max_new_tokens: int = 8) -> GenerateRequest:
@@ -105,7 +108,7 @@ class HeldEngine:
         self.released.extend(episode_ids)
         self._changed.set()
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Return when `condition` holds after a submit, an abort or a release."""
         async with asyncio.timeout(timeout_s):
             while not condition():
@@ -139,7 +142,7 @@ class Ends:
         """Address of the server of this name."""
         return Address(name, f"{self.run}.{name}", f"ipc://{self.directory}/{name}.sock")
 
-    async def client(self, config: ClientChannelConfig = QUICK) -> GenerateClient:
+    async def client(self, config: ClientChannelConfig = STEADY) -> GenerateClient:
         """A started client."""
         client: GenerateClient
         if self.transport == "nats":
@@ -151,7 +154,7 @@ class Ends:
         return client
 
     async def server(
-        self, name: str = "s1", config: ServerChannelConfig = QUICK_SERVER
+        self, name: str = "s1", config: ServerChannelConfig = STEADY_SERVER
     ) -> GenerateServer:
         """A server not started yet; the test starts it with its engine."""
         address = self.address(name)
@@ -163,7 +166,7 @@ class Ends:
         return server
 
     async def serve(
-        self, handler: GenerateHandler, config: ServerChannelConfig = QUICK_SERVER, *, name: str = "s1"
+        self, handler: GenerateHandler, config: ServerChannelConfig = STEADY_SERVER, *, name: str = "s1"
     ) -> GenerateServer:
         """A server that runs until the end of the test, or until it is stopped."""
         server = await self.server(name, config)
@@ -195,7 +198,7 @@ async def peer_process(role: str, ends: Ends) -> AsyncIterator[asyncio.subproces
     )
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):  # a busy machine starts it slowly
             assert await process.stdout.readline() == b"ready\n"
         yield process
     finally:

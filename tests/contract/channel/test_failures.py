@@ -6,7 +6,6 @@ import asyncio
 import os
 import select
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,12 +47,13 @@ from tests.contract.channel.harness import (
 from tests.world.samples import sample
 from tests.world.servers import ServerProcess, make_nats_server
 
-BOUND_S = 4 * QUICK.silence_s
+SOON_S = 60.0  # far below `chunk_timeout_s`, after which every call is given up
+assert QUICK.silence_s < SOON_S < QUICK.chunk_timeout_s
 
 
 async def until_it_answers(client: GenerateClient, ends: Ends) -> None:
     """Call a server until it answers, as a caller with retries would."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         for attempt in range(10_000):
             try:
                 await client.generate(ends.address(), request(f"quick-{attempt}")).collect()
@@ -64,43 +64,40 @@ async def until_it_answers(client: GenerateClient, ends: Ends) -> None:
 
 async def test_a_killed_server_fails_its_calls_soon_with_their_partial_tokens(ends: Ends) -> None:
     async with peer_process("server", ends) as process:
-        client = await ends.client()
+        client = await ends.client(QUICK)
         calls = [client.generate(ends.address(), request(f"c{n}")) for n in range(20)]
         for call in calls:
             await anext(call)
         process.kill()
-        started = time.monotonic()
         for call in calls:
-            with pytest.raises(ChannelError) as raised:
-                await call.collect()
+            async with asyncio.timeout(SOON_S):
+                with pytest.raises(ChannelError) as raised:
+                    await call.collect()
             assert raised.value.server_id == "s1"
             assert raised.value.partial.token_ids.tolist() == [0, 1, 2]
             assert call.partial().num_tokens == 3
-        assert time.monotonic() - started < BOUND_S
 
 
 async def test_a_server_that_hangs_fails_its_calls_soon(ends: Ends) -> None:
     async with peer_process("server", ends) as process:
-        client = await ends.client()
+        client = await ends.client(QUICK)
         call = client.generate(ends.address(), request("c1"))
         await anext(call)
         process.send_signal(signal.SIGSTOP)
-        started = time.monotonic()
-        with pytest.raises(ChannelError, match="silent: no frame"):
-            await call.collect()
-        assert time.monotonic() - started < BOUND_S
+        async with asyncio.timeout(SOON_S):
+            with pytest.raises(ChannelError, match="silent: no frame"):
+                await call.collect()
 
 
 async def test_a_server_that_was_never_there_fails_calls_soon(ends: Ends) -> None:
-    client = await ends.client()
-    started = time.monotonic()
-    with pytest.raises(ChannelError):
-        await client.generate(ends.address(), request("c1")).collect()
-    assert time.monotonic() - started < BOUND_S
+    client = await ends.client(QUICK)
+    async with asyncio.timeout(SOON_S):
+        with pytest.raises(ChannelError):
+            await client.generate(ends.address(), request("c1")).collect()
 
 
 async def test_a_restarted_server_serves_new_calls(ends: Ends) -> None:
-    client = await ends.client()
+    client = await ends.client(QUICK)
     async with peer_process("server", ends) as process:
         call = client.generate(ends.address(), request("c1"))
         await anext(call)
@@ -121,7 +118,7 @@ async def test_a_stopped_server_tells_its_callers_at_once(ends: Ends) -> None:
     engine.sinks["c1"].send(chunk("c1", 0, 3))
     await anext(call)
     await server.stop()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         with pytest.raises(ChannelError):
             await call.collect()
     assert engine.aborted == ["c1"]
@@ -137,9 +134,9 @@ async def test_the_last_words_of_a_server_that_left_are_heard(ends: Ends) -> Non
         end_of_process = os.pidfd_open(process.pid)
         process.send_signal(signal.SIGUSR1)
         # Nothing is read here until the server is gone, as when a busy loop comes to it late.
-        assert select.select([end_of_process], [], [], 20)[0]
+        assert select.select([end_of_process], [], [], 60)[0]
         os.close(end_of_process)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             ended = [await call.collect() for call in calls]
     assert {generation.finish_reason for generation in ended} == {FinishReason.STOP}
     assert {generation.num_tokens for generation in ended} == {4}
@@ -148,7 +145,7 @@ async def test_the_last_words_of_a_server_that_left_are_heard(ends: Ends) -> Non
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_calls_of_a_client_that_is_gone_are_aborted(ends: Ends, how: signal.Signals) -> None:
     engine = HeldEngine()
-    await ends.serve(engine)
+    await ends.serve(engine, QUICK_SERVER)
     async with peer_process("client", ends) as process:
         await engine.got("orphan")
         process.send_signal(how)
@@ -191,8 +188,8 @@ class Raw:
 
     async def reply(self) -> ChunkFrame:
         if self._ends.transport == "nats":
-            return decode((await self._subscription.next_msg(5)).data, ChunkFrame)
-        async with asyncio.timeout(5):
+            return decode((await self._subscription.next_msg(60)).data, ChunkFrame)
+        async with asyncio.timeout(60):
             while not self._socket.poll(0):
                 await asyncio.sleep(0.005)
         return decode(self._socket.recv(), ChunkFrame)
@@ -279,7 +276,7 @@ async def test_nats_says_at_once_when_nobody_listens(
 ) -> None:
     ends = Ends("nats", nats_server.url, run_name, tmp_path)
     client = await ends.client(ClientChannelConfig(keepalive_s=50, silence_s=100))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         with pytest.raises(ChannelError, match="no_responder"):
             await client.generate(ends.address(), request("c1")).collect()
     await ends.close()
@@ -290,8 +287,8 @@ async def test_a_restarted_nats_server_delays_calls_but_loses_none_unnoticed(
 ) -> None:
     ends = Ends("nats", own_nats.url, run_name, tmp_path)
     engine = HeldEngine()
-    await ends.serve(engine, ServerChannelConfig(keepalive_s=0.1, silence_s=8))
-    client = await ends.client(ClientChannelConfig(keepalive_s=0.1, silence_s=8))
+    await ends.serve(engine, ServerChannelConfig(keepalive_s=0.1, silence_s=60))
+    client = await ends.client(ClientChannelConfig(keepalive_s=0.1, silence_s=60))
     calls = [client.generate(ends.address(), request(f"c{n}")) for n in range(5)]
     await engine.got(*(f"c{n}" for n in range(5)))
     own_nats.kill()
@@ -299,7 +296,7 @@ async def test_a_restarted_nats_server_delays_calls_but_loses_none_unnoticed(
         engine.sinks[f"c{number}"].send(chunk(f"c{number}", 0, 3, FinishReason.STOP))
     own_nats.start()
     for call in calls:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             try:
                 tokens = (await call.collect()).token_ids.tolist()
             except ChannelError:

@@ -29,7 +29,7 @@ ENGINE_ARGS = json.loads(os.environ.get("TAILRACE_ENGINE_ARGS", "{}"))
 ONE_GPU = torch.cuda.device_count() == 1
 VOCAB_SIZE, EOS, MAX_LEN = 67, 2, 256
 TOLERANCE = 2e-4  # of log-probabilities, between float32 kernels
-DEADLINE_S = 60.0  # of a call; a vLLM that checks drafts on the CPU takes 12 for what it does in 2
+DEADLINE_S = 240.0  # of a call; a vLLM that checks drafts on the CPU takes 12 for what it does in 2
 
 MODEL: dict[str, Any] = {
     "model_type": "qwen3",

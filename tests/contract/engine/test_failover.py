@@ -37,7 +37,7 @@ async def serve():
     bench = await Bench.start(max_running=8, kv_cache_tokens=4096)
     handler = InferenceHandler(bench.engine, lambda: False)
     handler.has_weights = True
-    config = ServerChannelConfig(keepalive_s=0.2, silence_s=2.0)
+    config = ServerChannelConfig(keepalive_s=0.2, silence_s=5.0)
     await ZmqGenerateServer(sys.argv[1], config).start(handler)
     print("ready", flush=True)
     await asyncio.Event().wait()
@@ -101,13 +101,13 @@ def wait_ready(process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture
 async def client() -> AsyncIterator[ZmqGenerateClient]:
-    made = ZmqGenerateClient(ClientChannelConfig(keepalive_s=0.2, silence_s=2.0))
+    made = ZmqGenerateClient(ClientChannelConfig(keepalive_s=0.2, silence_s=5.0))
     await made.start()
     yield made
     await made.close()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_a_turn_outlives_a_stopped_and_a_killed_server(
     client: ZmqGenerateClient, short_folder: Path
 ) -> None:

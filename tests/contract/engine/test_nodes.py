@@ -23,10 +23,10 @@ from tests.world.processes import kill_all
 pytestmark = [
     pytest.mark.skipif(ENGINE != "vllm", reason=f"the engine {ENGINE} has one node"),
     pytest.mark.skipif(ONE_GPU, reason="two ranks need two GPUs, or none"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 
-NOTICED_S = 5.0
+NOTICED_S = 60.0
 LEADER = """
 import asyncio
 from tests.contract.engine.harness import TWO_NODES, Bench

@@ -49,7 +49,7 @@ def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_a_killed_server_leaves_no_process_and_no_weights(
     server: subprocess.Popen[str], tmp_path: Path
 ) -> None:
@@ -61,7 +61,7 @@ def test_a_killed_server_leaves_no_process_and_no_weights(
     children = psutil.Process(server.pid).children(recursive=True)
     assert children
     server.kill()
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
     OwnFolder().remove()  # the next server's start
     assert not folder.exists()

@@ -119,9 +119,37 @@ async def test_an_update_that_sglang_does_not_take_ends_the_engine(
         await made.engine.stage(iter(weights_of(made.models[1])), 1)
         with pytest.raises(EngineFailedError, match="did not take version 1"):
             await made.engine.apply()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             with pytest.raises(EngineFailedError, match="did not take version 1"):
                 await watching
+
+
+@pytest.mark.parametrize(("device", "saves"), [({}, True), ({"device": "cpu"}, False)])
+async def test_weights_that_leave_a_gpu_are_kept_on_the_host(
+    bench: Bench, device: dict[str, str], saves: bool
+) -> None:
+    """SGLang gives them memory without their bytes otherwise."""
+    given: dict[str, Any] = {"enable_weights_cpu_backup": False, **device}
+    make_thread = type(bench.engine._sglang)
+    make_thread(given, lambda outputs: None, 0.0, 1).allow_sleep()
+    assert (given["enable_memory_saver"], given["enable_weights_cpu_backup"]) == (saves, saves)
+
+
+async def test_calls_that_wait_during_a_sleep_go_on_afterwards() -> None:
+    """The scheduler ends if it counts as busy when its memory goes; here the saver saves nothing."""
+    async with await Bench.start(max_running=4) as made:
+        made.engine._sglang._arguments["enable_memory_saver"] = True
+        held = [made.ask([3, 4, 5 + number], 60) for number in range(8)]  # some run, some wait
+        for asked in held[:4]:
+            await asked.begun.wait()
+        await made.engine.pause()
+        held.append(made.ask([3, 4], 20))
+        await made.engine.sleep()
+        await made.engine.wake()
+        await made.engine.resume()
+        await all_ended(held)
+        assert [asked.generation.num_tokens for asked in held] == [60] * 8 + [20]
+        assert max(asked.drift(made.model).max() for asked in held) < TOLERANCE
 
 
 async def test_a_cache_that_sglang_makes_smaller_is_the_one_that_counts() -> None:
@@ -130,6 +158,7 @@ async def test_a_cache_that_sglang_makes_smaller_is_the_one_that_counts() -> Non
         capacity = made.engine.stats().capacity_tokens
         assert 100 < capacity < 128
         refused = await made.one([3] * (capacity + 1), 5)
-        assert refused.error.code is CallErrorCode.INVALID
+        assert refused.error.code is CallErrorCode.TOO_LONG
+        assert refused.error.limit_tokens == capacity
         fits = await made.one([3] * (capacity - 8), 100)
         assert fits.generation.num_tokens == 8

@@ -30,8 +30,11 @@ WAYS = {  # settings of weight_sync, and whether servers are on its host
     "zmq": (", relays: false", False),
     "relays": ("", False),
     "files": (", transport: files, volume: {volume}", False),
-    "broadcast": (", transport: broadcast, broadcast_timeout_s: 2.0", False),
+    "broadcast": (", transport: broadcast, broadcast_timeout_s: 20.0", False),
+    "hasty broadcast": (", transport: broadcast, broadcast_timeout_s: 2.0", False),
 }
+# Where no member is lost, a busy machine may hold one up for longer than 2 s.
+SETTINGS = WAYS | {"patient broadcast": (", transport: broadcast, broadcast_timeout_s: 25.0", False)}
 
 
 def made(seed: int) -> list[TensorBytes]:
@@ -53,9 +56,10 @@ class Server:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log.read_text().splitlines() if line[:1] == "{"]
+        whole, _, _ = self.log.read_text().rpartition("\n")  # it may be writing a line
+        return [json.loads(line) for line in whole.splitlines() if line[:1] == "{"]
 
-    async def took(self, policy_version: int, timeout_s: float = 30.0) -> dict[str, Any]:
+    async def took(self, policy_version: int, timeout_s: float = 120.0) -> dict[str, Any]:
         """Its line about a version."""
         async with asyncio.timeout(timeout_s):
             while True:
@@ -81,7 +85,7 @@ class World:
     def add(self, host: str = "") -> Server:
         """Starts one more server; by default on a host of its own, if the way leads to others."""
         name = f"s{len(self.servers)}"
-        host, bind = (HOST_ID, "") if WAYS[self.way][1] else (host or f"host-{name}", "127.0.0.2")
+        host, bind = (HOST_ID, "") if SETTINGS[self.way][1] else (host or f"host-{name}", "127.0.0.2")
         log = self.folder / f"{name}.log"
         argv = [sys.executable, "-m", "tests.contract.weights.server"]
         with log.open("wb") as out:
@@ -131,14 +135,14 @@ def weight_sync(endpoints: Endpoints, run_name: str, tmp_path: Path) -> Iterator
         path.unlink()
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=[way for way in WAYS if way != "hasty broadcast"])
 async def world(
     request: pytest.FixtureRequest,
     bus: Bus,
     weight_sync: WeightSyncProcess,
     tmp_path: Path,
 ) -> AsyncIterator[World]:
-    weight_sync.configure(WAYS[request.param][0].format(volume=tmp_path / "volume"))
+    weight_sync.configure(SETTINGS[request.param][0].format(volume=tmp_path / "volume"))
     weight_sync.start()
     found = World(
         request.param, tmp_path, weight_sync, WeightPublisher(bus, weight_sync.run, "learner-host")
@@ -177,7 +181,7 @@ async def test_all_servers_get_every_byte_and_come_and_go_while_versions_are_pub
     await world.all_have(await world.publish(), [first, late, joined])
 
 
-@pytest.mark.parametrize("world", ["broadcast"], indirect=True)
+@pytest.mark.parametrize("world", ["patient broadcast"], indirect=True)
 async def test_a_group_lasts_as_long_as_its_members(world: World) -> None:
     first, second = world.add(), world.add()
     for _ in range(2):  # the first one may find servers that still start
@@ -193,7 +197,7 @@ async def test_a_group_lasts_as_long_as_its_members(world: World) -> None:
     assert "broadcast failed" not in world.weight_sync.log
 
 
-@pytest.mark.parametrize("world", ["broadcast"], indirect=True)
+@pytest.mark.parametrize("world", ["hasty broadcast"], indirect=True)
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_member_that_dies_or_stops_in_a_broadcast_holds_nobody_up(
     world: World, fault: signal.Signals

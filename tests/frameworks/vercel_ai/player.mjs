@@ -1,10 +1,12 @@
 // Vercel AI SDK: plays one row from the command line and prints its answer.
+import { createOpenAI } from '@ai-sdk/openai';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { generateText, stepCountIs, streamText, tool } from 'ai';
 import { z } from 'zod';
 
-const [prompt, stream] = process.argv.slice(2);
-const provider = createOpenAICompatible({
+const [prompt, stream, api] = process.argv.slice(2);
+const create = api === 'responses' ? createOpenAI : createOpenAICompatible;
+const provider = create({
   name: 'tailrace',
   baseURL: process.env.OPENAI_BASE_URL,
   apiKey: process.env.OPENAI_API_KEY,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
 import pytest
 from PIL import Image
 
-from tailrace.config import ConfigError
+from tailrace import tracing
+from tailrace.config import ConfigError, RunConfig, TracingArgs
+from tailrace.tracing import FinishedSpan, Sink
 from tailrace_agents.adapters.kept_episodes import KeptEpisode
 from tailrace_protos import subjects
 from tailrace_protos.base import as_float32, as_int32, as_uint8
@@ -112,8 +115,19 @@ async def test_a_turn_whose_server_dies_is_continued_on_another(world: AgentsWor
     assert (event.min_policy_version, event.max_policy_version) == (1, 2)
 
 
+@pytest.fixture
+def spans(world: AgentsWorld) -> Iterator[list[FinishedSpan]]:
+    """Spans of all episodes of this run, of workers in this process."""
+    found: list[FinishedSpan] = []
+    args = TracingArgs(mlflow="sqlite://", sample_rate=1.0)
+    tracing.configure(RunConfig(exp_name=world.run, tracing=args), "agents", "a")
+    tracing.add_sink(Sink(found.append, lambda: None))
+    yield found
+    tracing.close()
+
+
 async def test_an_episode_whose_group_closed_stops_at_once_with_its_turn_at_the_engine(
-    world: AgentsWorld,
+    world: AgentsWorld, spans: list[FinishedSpan]
 ) -> None:
     server = await world.start_server("s0", 1)
     server.hold_from_turn = 1
@@ -135,6 +149,9 @@ async def test_an_episode_whose_group_closed_stops_at_once_with_its_turn_at_the_
     server.release()
     assert (await world.settled(2))[other].outcome is Outcome.OK
     assert sample("tailrace_agents_episodes_abandoned_total", why="stopped") >= 1
+    plays = {span.attributes["episode_id"]: span for span in spans if span.name == "play"}
+    assert plays[stopped].attributes["abandoned"] == "stopped"
+    assert plays[other].attributes["outcome"] == "ok"
     assert {request.episode_id for request in server.requests[4:]} == {other}, (
         "two turns of each before"
     )

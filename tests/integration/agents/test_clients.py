@@ -52,7 +52,7 @@ async def test_scores_of_one_moment_share_a_request(
     scores, service = Scores(), make_service(nats_server.url, run_name, "reward")
     service.endpoint(subjects.score(run_name), ScoreRequest, scores.score)
     async with serving(service):
-        client = RewardClient(bus, run_name, timeout_s=5)
+        client = RewardClient(bus, run_name, timeout_s=60)
         found = await asyncio.gather(*(client.score(item(n)) for n in range(100)))
         assert [score.reward for score in found] == [float(n) for n in range(100)]
         assert scores.sizes == [100]
@@ -64,7 +64,7 @@ async def test_scores_of_one_moment_share_a_request(
 async def test_scoring_waits_for_a_reward_worker_that_comes_later(
     nats_server: ServerProcess, run_name: str, bus: Bus
 ) -> None:
-    waiting = asyncio.create_task(RewardClient(bus, run_name, timeout_s=5).score(item(3)))
+    waiting = asyncio.create_task(RewardClient(bus, run_name, timeout_s=60).score(item(3)))
     await asyncio.sleep(0.05)
     service = make_service(nats_server.url, run_name, "reward")
     service.endpoint(subjects.score(run_name), ScoreRequest, Scores().score)
@@ -80,7 +80,7 @@ async def test_a_worker_that_refuses_for_good_gives_an_error_and_no_reward(
     scores.error = CallFailedError(code, "cannot")
     service.endpoint(subjects.score(run_name), ScoreRequest, scores.score)
     async with serving(service):
-        score = await RewardClient(bus, run_name, timeout_s=5).score(item(1))
+        score = await RewardClient(bus, run_name, timeout_s=60).score(item(1))
     assert score.error is not None
     assert score.error.code is code
 
@@ -91,7 +91,7 @@ async def test_an_episode_too_long_for_a_message_is_an_error_of_its_own(
     service = make_service(nats_server.url, run_name, "reward")
     service.endpoint(subjects.score(run_name), ScoreRequest, Scores().score)
     async with serving(service):
-        client = RewardClient(bus, run_name, timeout_s=5)
+        client = RewardClient(bus, run_name, timeout_s=60)
         huge, small = await asyncio.gather(
             client.score(item(1, "x" * 2_000_000)), client.score(item(2))
         )
@@ -111,7 +111,7 @@ async def test_rows_that_are_too_large_together_are_scored_apart(
         return msgspec.structs.replace(item(number), task=tested)
 
     async with serving(service):
-        client = RewardClient(bus, run_name, timeout_s=5)
+        client = RewardClient(bus, run_name, timeout_s=60)
         sizes = [400_000, 400_000, 400_000, 2_000_000, 0]
         found = await asyncio.gather(*(client.score(with_row(n, s)) for n, s in enumerate(sizes)))
     assert [score.reward for score in found if score.error is None] == [0.0, 1.0, 2.0, 4.0]

@@ -36,19 +36,22 @@ class Aborting(FakeServer):
 
 
 class Crowded(StairsEnv):
-    """Knows how many of its kind were in `reset` at once; each waits a moment for others."""
+    """Knows how many of its kind were in `reset` at once; the first ones wait until `awaited` are."""
 
-    lock = threading.Lock()
+    change = threading.Condition()
+    awaited = 0
     num_inside = 0
     most = 0
 
     def reset(self, **names: Any) -> Any:
         cls = type(self)
-        with cls.lock:
+        with cls.change:
             cls.num_inside += 1
             cls.most = max(cls.most, cls.num_inside)
-        time.sleep(0.1)
-        with cls.lock:
+            cls.change.notify_all()
+            assert cls.change.wait_for(lambda: cls.most >= cls.awaited, 60.0)
+        time.sleep(0.1)  # one more would come in
+        with cls.change:
             cls.num_inside -= 1
         return super().reset(**names)
 
@@ -93,7 +96,7 @@ async def test_reward_timeout_s(world: AgentsWorld) -> None:
     world.rewards.free.clear()
     await world.start_agents(reward_timeout_s=0.1)
     await world.admit(num_groups=1, group_size=1)
-    await eventually(lambda: len(world.rewards.requests) == 2, timeout_s=5.0)
+    await eventually(lambda: len(world.rewards.requests) >= 2)
     world.rewards.free.set()
     (event,) = (await world.settled(1)).values()
     assert event.outcome is Outcome.OK
@@ -113,7 +116,7 @@ async def test_max_deliveries(world: AgentsWorld, max_deliveries: int) -> None:
     async def num_dead() -> int:
         return int((await jetstream.stream_info(dead)).state.messages)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not server.requests and not await num_dead():
             await asyncio.sleep(0.01)
     assert (bool(server.requests), await num_dead()) == (
@@ -127,6 +130,7 @@ async def test_env_threads(
 ) -> None:
     monkeypatch.setitem(sys.modules, "crowded_envs", sys.modules[__name__])
     monkeypatch.setattr(Crowded, "most", 0)
+    monkeypatch.setattr(Crowded, "awaited", env_threads)
     await world.start_server("s0")
     envs = {"lake": {"env_type": "crowded_envs:Crowded", "in_threads": True}}
     await world.start_agents(env_threads=env_threads, custom_envs=envs)

@@ -126,7 +126,7 @@ async def test_rows_are_played_with_tools_and_scored(world: AgentsWorld, shelf: 
 async def test_a_pinned_schema_is_the_only_one_that_a_prompt_shows(
     world: AgentsWorld, shelf: Shelf, is_right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_a_test = partial(ToolClient, deadlines=ToolDeadlines(nobody_s=0.2))
+    in_a_test = partial(ToolClient, deadlines=ToolDeadlines(nobody_s=30.0 if is_right else 1.0))
     monkeypatch.setattr("tailrace_agents.__main__.ToolClient", in_a_test)
     (served,) = (schema_hash(spec.schema) for spec in shelf.worker.host.specs)
     server = await start_chat(world)

@@ -75,7 +75,7 @@ async def test_every_bad_end_of_a_tool_is_an_outcome_and_all_groups_close(
         tasks = await world.admit(num_groups=3, group_size=2, env_name="questions")
         assert {await line_of(victim), await line_of(victim)} == {"stuck"}
         victim.send_signal(signal.SIGKILL)
-        settled = await world.settled(len(tasks), 60.0)
+        settled = await world.settled(len(tasks))
     stuck = {
         one.episode_id for one in server.requests if "Use stuck" in text_of(as_int32(one.prompt_ids))
     }

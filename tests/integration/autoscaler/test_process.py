@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -42,6 +43,7 @@ class FakeKubernetesApi:
         }
         self.finalizing = 2  # requests until KEDA has let the ScaledObject go
         self.is_down = False
+        self.num_pods = 0  # of each workload
         self.patches: list[tuple[str, int]] = []
         self.num_requests = 0
         fake = self
@@ -74,7 +76,10 @@ class FakeKubernetesApi:
                 if replicas is not None:
                     fake.replicas[key] = replicas
                     fake.patches.append((key, replicas))
-                found = {"spec": {"replicas": fake.replicas[key]}, "status": {"replicas": 0}}
+                found = {
+                    "spec": {"replicas": fake.replicas[key]},
+                    "status": {"replicas": fake.num_pods},
+                }
                 return self._send(200, {"kind": "Scale", "apiVersion": "autoscaling/v1"} | found)
 
             def _send(self, status: int, body: dict[str, Any]) -> None:
@@ -233,6 +238,47 @@ async def test_the_end_of_a_run_waits_until_keda_scales_no_more(
     await stopping
     assert seen == [0]
     assert api.patches == [("apps/deployments/demo-agents", 0)]
+
+
+async def test_the_end_of_a_run_stops_the_servers_though_a_pod_never_ends(
+    api: FakeKubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node of a pod may be lost, and a workload may be gone."""
+    monkeypatch.setattr(follow, "in_cluster", lambda: (api.client(), "team"))
+    monkeypatch.setattr(follow, "_POLL_S", 0.001)
+    monkeypatch.setattr(follow, "_STOP_WITHIN_S", 0.0)
+    api.num_pods = 1
+    names = ["Deployment/demo-gone", "Deployment/demo-agents", "-", "StatefulSet/demo-inference-a"]
+    await follow.stop_workloads(names)
+    assert [key for key, _ in api.patches] == [
+        "apps/deployments/demo-agents",
+        "apps/statefulsets/demo-inference-a",
+    ]
+
+
+async def test_a_run_whose_workloads_cannot_be_stopped_has_not_failed(
+    api: FakeKubernetesApi,
+    endpoints: Endpoints,
+    bus: Bus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The Job fails on exit codes 1 and 2 alone; after another one it starts again."""
+    monkeypatch.setattr(follow, "in_cluster", lambda: (api.client(), "team"))
+    monkeypatch.setattr(follow, "_POLL_S", 0.001)
+    monkeypatch.setattr(follow, "_STOP_WITHIN_S", 0.0)
+    monkeypatch.setattr(Endpoints, "from_env", lambda: endpoints)
+    api.is_down = True
+    path = tmp_path / "experiment.json"
+    path.write_text(json.dumps({"exp_name": bus.run, "scheduler": {"tags": ["t"]}}))
+    arguments = ["--config", str(path), "--then-stop", "Deployment/demo-agents"]
+    ending = asyncio.create_task(asyncio.to_thread(follow.main, arguments))
+    while not ending.done():
+        await bus.publish(subjects.run_status(bus.run), status(0, phase="finished"))
+        await asyncio.sleep(0.02)
+    assert await ending == 3
+    assert "the workloads of the ended run are not stopped" in capsys.readouterr().err
 
 
 async def test_dry_run_counts_and_sets_nothing(api: FakeKubernetesApi) -> None:

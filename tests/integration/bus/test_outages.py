@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from tailrace.bus import Bus, StreamLimits
+from tailrace.bus import Bus, BusClosedError, CallTimeoutError, StreamLimits
+from tailrace.bus.connection import WRITE_BUFFER_BYTES
 from tailrace.bus.feed import PullFeed
 from tailrace.runtime import Delivery, Service
 from tailrace_protos import subjects
@@ -92,12 +95,12 @@ async def test_killed_twice_amid_traffic_nothing_is_lost(
         for share in (0.2, 0.6):
             await eventually(lambda share=share: len(handled) > share * num_episodes)  # type: ignore[misc]
             await restart(own_server, own_bus, service.bus)
-        await asyncio.wait_for(traffic, 30)
+        await asyncio.wait_for(traffic, 120)
 
         async def is_empty() -> bool:
             return (await own_bus.jetstream.stream_info(stream)).state.messages == 0
 
-        await eventually_async(is_empty, timeout_s=20)
+        await eventually_async(is_empty, timeout_s=60)
     assert len(handled) == num_episodes
     assert sum(handled.values()) <= num_episodes + 2 * 64  # at most what was in flight ran twice
 
@@ -180,7 +183,7 @@ async def test_consuming_goes_on_after_an_outage(own_server: ServerProcess, own_
     await eventually(lambda: len(received) == 10)
     await restart(own_server, own_bus)
     await own_bus.publish_durable_many(outgoing(own_bus.run, range(10, 20)))
-    await asyncio.wait_for(consuming, 20)
+    await asyncio.wait_for(consuming, 60)
     assert received == set(range(20))
 
 
@@ -194,7 +197,7 @@ async def test_a_process_that_starts_before_nats_waits_for_it(
     done, _ = await asyncio.wait({connecting}, timeout=0.5)
     assert not done
     await asyncio.to_thread(own_server.start)
-    bus = await asyncio.wait_for(connecting, 10)
+    bus = await asyncio.wait_for(connecting, 60)
     await bus.provision_run(run_name)
     await bus.close()
 
@@ -211,7 +214,7 @@ async def working(server: ServerProcess, bus: Bus, drain_s: float) -> tuple[Serv
     service.pull(subjects.episodes_stream(bus.run), "train", EpisodeTask, work, max_in_flight=8)
     await bus.publish_durable_many(outgoing(bus.run, range(1)))
     task = asyncio.create_task(service.serve())
-    await asyncio.wait_for(started.wait(), 10)
+    await asyncio.wait_for(started.wait(), 60)
     return service, task
 
 
@@ -220,7 +223,7 @@ async def test_a_drain_without_nats_ends_in_time(own_server: ServerProcess, own_
     await asyncio.to_thread(own_server.kill)
     await eventually(lambda: not service.bus.connection.is_connected)
     service.stop("test")
-    assert await asyncio.wait_for(task, 10) == 0
+    assert await asyncio.wait_for(task, 60) == 0
 
 
 async def test_work_in_flight_when_nats_closes_for_good_ends_without_stray_errors(
@@ -230,11 +233,49 @@ async def test_work_in_flight_when_nats_closes_for_good_ends_without_stray_error
     asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
     service, task = await working(own_server, own_bus, drain_s=0.1)
     await service.bus.connection.client.close()  # as after a refusal by the server
-    assert await asyncio.wait_for(task, 10) == 1
+    assert await asyncio.wait_for(task, 60) == 1
     gc.collect()
     assert stray == []
     assert not service.bus.connection.is_connected
     assert "unexpected exception" not in "".join(capsys.readouterr())
+
+
+async def test_a_server_that_comes_back_with_another_password_ends_the_service(tmp_path: Path) -> None:
+    users = tmp_path / "users.conf"
+    users.write_text("authorization {users: [{user: u, password: a}]}")
+    server = make_nats_server(tmp_path, "users.conf")
+    server.start()
+    known = replace(endpoints_of(server.url), nats_user="u", nats_password="a")
+    bus = await Bus.connect(known, name="t", run="r")
+    reasons: list[str] = []
+    bus.connection.on_closed = reasons.append
+    await asyncio.to_thread(server.kill)
+    users.write_text("authorization {users: [{user: u, password: b}]}")
+    await asyncio.to_thread(server.start)
+    await eventually(lambda: reasons != [])
+    assert "refuses user 'u'" in reasons[0]
+    with pytest.raises(BusClosedError, match="TAILRACE_NATS_PASSWORD"):
+        await bus.publish("subject", status_of(1))
+    await bus.close()
+    server.kill()
+
+
+async def test_a_call_ends_in_time_while_nats_takes_no_bytes(
+    own_server: ServerProcess, own_bus: Bus
+) -> None:
+    """It is suspended, and the buffer of the client is full."""
+    assert own_server.process is not None
+    own_server.process.send_signal(signal.SIGSTOP)
+    part = b"x" * 1_000_000
+    try:
+        for _ in range(2 * WRITE_BUFFER_BYTES // len(part)):
+            filling = asyncio.ensure_future(own_bus.connection.publish("filling", part))
+            await asyncio.wait({filling}, timeout=0.5)
+        async with asyncio.timeout(60):
+            with pytest.raises(CallTimeoutError):
+                await own_bus.request("nobody", lease_request(), LeaseReply, timeout_s=0.5)
+    finally:
+        own_server.process.send_signal(signal.SIGCONT)
 
 
 async def test_a_feed_that_was_never_opened_can_be_closed(own_bus: Bus) -> None:

@@ -80,7 +80,7 @@ async def test_a_full_queue_delays_the_publisher_until_there_is_room(bus: Bus) -
         for task, ack in await consume(bus, stream, "train", EpisodeTask, 5, 2):
             received.add(task.task.seed)
             await ack()
-    await asyncio.wait_for(publishing, 10)
+    await asyncio.wait_for(publishing, 60)
     assert received == set(range(5))
 
 
@@ -117,7 +117,7 @@ async def test_consumed_messages_come_again_until_acknowledged(run_bus: Bus) -> 
     assert [task for task, _ in first] == [episode(0), episode(1)]
     await first[0][1]()
     again: list[tuple[EpisodeTask, object]] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not again:
             again = list(await consume(run_bus, stream, "train", EpisodeTask, 2, 1))
     assert [task for task, _ in again] == [episode(1)]
@@ -210,7 +210,7 @@ async def test_a_replay_of_the_registry_that_fails_after_a_reconnection_is_in_th
     log = ""
     for listener in run_bus.connection.on_restored:
         listener()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while "LookupError" not in log:
             await asyncio.sleep(0.005)
             log += "".join(capsys.readouterr())

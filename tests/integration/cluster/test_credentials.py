@@ -17,9 +17,9 @@ from redis.exceptions import AuthenticationError, ResponseError
 from tailrace.bus import flush
 from tailrace.store import Outbox, TrajectoryBuffer, connect
 from tailrace_cli.cluster.permissions import SERVICE_USERS
-from tailrace_cli.cluster.servers import Credentials, choose_port, nats_command, redis_command
+from tailrace_cli.cluster.servers import Credentials, nats_command, redis_command
 from tailrace_cli.config import ClusterConfig
-from tests.world.servers import ServerProcess
+from tests.world.servers import ServerProcess, free_port
 
 RUN = "guarded"
 MEDDLING = ("CREATE", "UPDATE", "DELETE", "PURGE", "MSG.DELETE", "RESTORE", "SNAPSHOT")
@@ -58,7 +58,7 @@ class Guarded:
 
 def _guarded(folder: Path, config: ClusterConfig) -> Guarded:
     keys = Credentials.load_or_make(folder)
-    port = choose_port(0, "test")
+    port = free_port()
     server = ServerProcess(
         nats_command(config, folder, port, RUN, keys), port, f"nats://127.0.0.1:{port}"
     )
@@ -80,7 +80,7 @@ async def test_nobody_gets_in_without_a_password(guarded: Guarded) -> None:
             user="agents",
             password="guess",
             allow_reconnect=False,
-            connect_timeout=5,
+            connect_timeout=60,
         )
 
 
@@ -112,7 +112,7 @@ async def test_publishing_on_anothers_subject_is_refused(
     client = await guarded.connect(user)
     await client.publish(subject, b"forged")
     await flush(client)
-    await asyncio.wait_for(guarded.refusal.wait(), 5)
+    await asyncio.wait_for(guarded.refusal.wait(), 60)
     assert "permissions violation" in guarded.refused[0].lower()
 
 
@@ -125,7 +125,7 @@ async def test_tool_workers_serve_the_granted_names_alone(tmp_path: Path) -> Non
     assert guarded.refused == []
     await client.subscribe("tool.calculator")
     await flush(client)
-    await asyncio.wait_for(guarded.refusal.wait(), 5)
+    await asyncio.wait_for(guarded.refusal.wait(), 60)
     await guarded.close()
 
 
@@ -153,7 +153,7 @@ async def test_listening_to_what_is_for_others_is_refused(
     client = await guarded.connect(user)
     await client.subscribe(subject)
     await flush(client)
-    await asyncio.wait_for(guarded.refusal.wait(), 5)
+    await asyncio.wait_for(guarded.refusal.wait(), 60)
     assert "permissions violation" in guarded.refused[0].lower()
 
 
@@ -171,10 +171,10 @@ async def test_a_tool_worker_that_listens_to_all_workers_hears_no_call_of_a_sand
 
 async def answer_to(client: Client, subject: str) -> nats.aio.msg.Msg:
     """The answer to an empty request, asked again while the server does not know the listener yet."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             try:
-                return await client.request(subject, b"", timeout=5)
+                return await client.request(subject, b"", timeout=60)
             except nats.errors.NoRespondersError:
                 await asyncio.sleep(0.05)
 
@@ -272,11 +272,21 @@ def redis_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[
     """Clients of a Redis as a run starts it, by user."""
     folder = tmp_path_factory.mktemp("redis")
     keys = Credentials.load_or_make(folder)
-    port = choose_port(0, "test")
+    port = free_port()
     server = ServerProcess(redis_command(ClusterConfig(), folder, port, RUN, keys), port, "")
     server.start()
     yield lambda user: Redis(port=port, username=user, password=keys.redis[user])
     server.kill()
+
+
+@pytest.mark.parametrize(("fsync", "on_rewrite"), [("always", "no"), ("everysec", "yes")])
+def test_with_fsync_always_redis_syncs_while_it_rewrites_its_log(
+    fsync: str, on_rewrite: str, tmp_path: Path
+) -> None:
+    config = msgspec.convert({"redis_fsync": fsync}, ClusterConfig)
+    redis_command(config, tmp_path, 1, RUN, Credentials.load_or_make(tmp_path))
+    lines = (tmp_path / "redis.conf").read_text().splitlines()
+    assert f"no-appendfsync-on-rewrite {on_rewrite}" in lines
 
 
 def _answer(client: Redis, command: str) -> str:
@@ -321,7 +331,7 @@ async def test_services_wait_for_the_scheduler_to_load_the_scripts(
     began = asyncio.create_task(TrajectoryBuffer(learner, RUN).rebase_credit(3))
     await learner.ping()
     await Outbox(scheduler, RUN).read(1, 0.0)
-    await asyncio.wait_for(began, 10)
+    await asyncio.wait_for(began, 60)
     assert (await TrajectoryBuffer(learner, RUN).counters()).accepted_groups == 3
     await learner.aclose()
     await scheduler.aclose()

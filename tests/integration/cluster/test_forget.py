@@ -10,11 +10,11 @@ from redis import Redis
 
 from tailrace.bus import Bus, StreamLimits
 from tailrace.config import Endpoints
-from tailrace_cli.cluster.servers import Credentials, choose_port, nats_command, redis_command
+from tailrace_cli.cluster.servers import Credentials, nats_command, redis_command
 from tailrace_cli.commands.forget import forget
 from tailrace_cli.config import ClusterConfig
 from tailrace_protos import subjects
-from tests.world.servers import ServerProcess
+from tests.world.servers import ServerProcess, free_port
 
 RUN = "gone"
 
@@ -23,7 +23,7 @@ RUN = "gone"
 def users(tmp_path: Path) -> Iterator[dict[str, Endpoints]]:
     """Endpoints of each user of a NATS and a Redis as a run starts them."""
     keys, config = Credentials.load_or_make(tmp_path), ClusterConfig()
-    ports = choose_port(0, "test"), choose_port(0, "test")
+    ports = free_port(), free_port()
     url = f"nats://127.0.0.1:{ports[0]}"
     servers = [
         ServerProcess(nats_command(config, tmp_path, ports[0], RUN, keys), ports[0], url),

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Sequence
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,13 @@ import psutil
 import pytest
 
 from tailrace.store import Blobs, connect
+from tailrace_cli.cluster import local
 from tailrace_cli.cluster.local import LocalCluster
 from tailrace_cli.cluster.plan import ProcessSpec
 from tailrace_cli.cluster.servers import nats_server_binary, redis_server_binary
 from tailrace_cli.config import ClusterConfig
 from tailrace_cli.experiment import decode
+from tests.world.processes import handles, outlasting
 from tests.world.servers import free_port
 
 BROKEN = ProcessSpec("broken", ["/bin/false"])
@@ -68,6 +73,34 @@ async def test_servers_are_those_and_where_the_section_says(tmp_path: Path) -> N
         assert await fsync_of(made) == "always"
 
 
+async def test_nobody_else_gets_the_port_of_a_server_that_starts_or_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system chooses ports of its own for many a program, and never one that is in use."""
+
+    def port_of_another(port: int) -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", port))
+
+    def begun(make: Callable[..., list[str]]) -> Callable[..., list[str]]:
+        def command(config: ClusterConfig, folder: Path, port: int, *more: Any) -> list[str]:
+            with pytest.raises(OSError, match="in use"):
+                port_of_another(port)
+            return make(config, folder, port, *more)
+
+        return command
+
+    for name in ("nats_command", "redis_command"):
+        monkeypatch.setattr(local, name, begun(getattr(local, name)))
+    async with cluster(tmp_path) as made:
+        port = int(made.endpoints.nats_url.rpartition(":")[2])
+        with handles([psutil.Process(made.supervisor.pids["nats"])]) as found:
+            os.kill(made.supervisor.pids["nats"], signal.SIGKILL)
+            assert not outlasting(found, time.monotonic() + 60)
+        with pytest.raises(OSError, match="in use"):
+            port_of_another(port)
+
+
 async def test_redis_fsync_is_every_second_by_default(tmp_path: Path) -> None:
     async with cluster(tmp_path) as made:
         assert await fsync_of(made) == "everysec"
@@ -114,14 +147,14 @@ async def test_tool_names_are_all_that_tool_workers_may_serve(tmp_path: Path) ->
 @pytest.mark.parametrize("max_restarts", [0, 2])
 async def test_max_restarts(tmp_path: Path, max_restarts: int) -> None:
     async with cluster(tmp_path, BROKEN, max_restarts=max_restarts) as made:
-        await asyncio.wait_for(made.supervisor.failed, 10)
+        await asyncio.wait_for(made.supervisor.failed, 60)
         assert made.supervisor.num_restarts.get("broken", 0) == max_restarts
 
 
 async def test_restart_window_s(tmp_path: Path) -> None:
     """Failures before the window do not count: a process that fails more slowly is kept."""
     async with cluster(tmp_path, BROKEN, max_restarts=1, restart_window_s=0.05) as made:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while made.supervisor.num_restarts.get("broken", 0) < 4:
                 await asyncio.sleep(0.01)
         assert not made.supervisor.failed.done()

@@ -63,3 +63,19 @@ def test_an_address_of_another_machine_is_named_with_its_key() -> None:
     told = r"203\.0\.113\.7:0 \(gateway\.host, gateway\.port\): .*: give an address of this machine"
     with pytest.raises(ConfigError, match=told):
         reserve_port("203.0.113.7", 0, "gateway.port")
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+def test_a_port_of_an_address_of_ipv6_can_be_reserved() -> None:
+    """The gateway listens on such an address, too."""
+    with reserve_port("::1", 0, "gateway.port") as reservation:
+        port = reservation.getsockname()[1]
+        assert reservation.family == socket.AF_INET6
+        with pytest.raises(ConfigError, match=rf"port {port} \(gateway\.port\) is busy"):
+            choose_port(port, "gateway.port", "::1")
+
+
+def test_a_port_that_cannot_be_had_is_told_with_what_is_wrong() -> None:
+    """It is not busy: this machine has no such address."""
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1:4222 .*: give an address of this machine"):
+        reserve_port("192.0.2.1", 4222, "gateway.port")

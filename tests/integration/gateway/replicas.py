@@ -22,7 +22,7 @@ async def two_replicas(
     await world.start_gateway("gateway-1")
     first = world.http(opened)
     url = await other_url(world, opened.base_url)
-    other = httpx2.AsyncClient(base_url=url, headers=first.headers, timeout=20.0)
+    other = httpx2.AsyncClient(base_url=url, headers=first.headers, timeout=60.0)
     world.stack.push_async_callback(other.aclose)
     return first, other
 

@@ -7,6 +7,7 @@ from typing import Any
 import anthropic
 import pytest
 
+from tests.integration.gateway.test_responses import TEXT_BEFORE, THOUGHTS_BETWEEN
 from tests.world.byte_model import call_text
 from tests.world.gateway import GatewayWorld
 
@@ -169,6 +170,113 @@ async def test_tokens_are_counted_as_they_would_be_sent(world: GatewayWorld) -> 
     assert counted.input_tokens == len(world.model.requests[0].prompt_ids) // 4
 
 
+async def test_a_conversation_that_ends_with_a_reply_is_counted_but_not_continued(
+    world: GatewayWorld,
+) -> None:
+    client = world.anthropic(await world.open())
+    settings: Any = {"model": "m", "messages": [USER]}
+    first = await client.messages.create(max_tokens=50, **settings)
+    reply = {"role": "assistant", "content": [block.model_dump() for block in first.content]}
+    settings["messages"] = [USER, reply]
+    counted = await client.messages.count_tokens(**settings)
+    prompt_after = len("\n<|im_start|>assistant\n")
+    whole = first.usage.input_tokens + first.usage.output_tokens
+    assert whole <= counted.input_tokens <= whole + prompt_after
+    with pytest.raises(anthropic.BadRequestError, match="does not continue a reply"):
+        await client.messages.create(max_tokens=50, **settings)
+
+
+async def test_thoughts_between_two_texts_come_back_as_they_were(empty_world: GatewayWorld) -> None:
+    world = empty_world
+    world.run_settings["chat"] = {"reasoning_parser": "harmony"}
+    world.model.reply = lambda *_: THOUGHTS_BETWEEN
+    world.model.hold, world.model.num_before_hold = True, len(TEXT_BEFORE)
+    await world.start_gateway()
+    client = world.anthropic(await world.open())
+    settings: Any = {"model": "m", "messages": [USER], "max_tokens": 500}
+    async with client.messages.stream(**settings) as stream:
+        async for event in stream:
+            if event.type == "text":
+                world.model.release()
+        blocks = [block.model_dump() for block in (await stream.get_final_message()).content]
+    assert [block["type"] for block in blocks] == ["text", "thinking", "text"]
+    reply = {"role": "assistant", "content": blocks}
+    await client.messages.create(**{**settings, "messages": [USER, reply, USER]})
+    assert (await world.export()).metrics["num_forks"] == 0
+
+
+@pytest.mark.parametrize("keep", ["all", {"type": "all"}])
+async def test_context_management_that_keeps_all_thoughts_changes_nothing(
+    world: GatewayWorld, keep: Any
+) -> None:
+    client = world.anthropic(await world.open())
+    edits = [{"type": "clear_thinking_20251015", "keep": keep}]  # as Claude Code sends it
+    answer = await ask(client, USER, extra_body={"context_management": {"edits": edits}})
+    assert answer.content[0].text == "Hello there."
+
+
+@anthropic.beta_async_tool
+async def weather(city: str) -> str:
+    """Weather of a city.
+
+    Args:
+        city: Its name.
+    """
+    return f"18 degrees in {city}"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_tool_runner_of_the_client_goes_on_without_a_thread(
+    world: GatewayWorld, stream: bool
+) -> None:
+    world.model.reply = say
+    client = world.anthropic(await world.open())
+    runner = client.beta.messages.tool_runner(
+        model="m", max_tokens=500, messages=[USER], tools=[weather], stream=stream
+    )
+    last: Any = await runner.until_done()
+    assert last.content[0].text == "Sunny."
+    metrics = (await world.export()).metrics
+    assert (metrics["num_calls"], metrics["num_forks"]) == (2, 0)
+
+
+async def test_a_system_message_may_stand_between_others(world: GatewayWorld) -> None:
+    client = world.anthropic(await world.open())
+    reply = {"role": "assistant", "content": (await ask(client, USER)).content[0].text}
+    later = {"role": "system", "content": [{"type": "text", "text": "Be long."}]}
+    await ask(client, USER, reply, later, USER)
+    assert world.model.prompt().index("Hello there.") < world.model.prompt().index("Be long.")
+    assert (await world.export()).metrics["num_forks"] == 0
+
+
+async def test_thoughts_that_only_anthropic_can_read_are_left_out(world: GatewayWorld) -> None:
+    client = world.anthropic(await world.open())
+    first = (await ask(client, USER)).content[0].model_dump()
+    hidden = {"type": "redacted_thinking", "data": "c2VjcmV0"}
+    await ask(client, USER, {"role": "assistant", "content": [hidden, first]}, USER)
+    assert "c2VjcmV0" not in world.model.prompt()
+    assert (await world.export()).metrics["num_forks"] == 0
+
+
+@pytest.mark.parametrize(
+    ("role", "block", "param"),
+    [
+        ("user", {"type": "tool_result", "content": "1"}, "tool_use_id"),
+        ("assistant", {"type": "tool_use", "name": "weather", "input": {}}, "id"),
+        ("assistant", {"type": "tool_use", "id": "a", "input": {}}, "name"),
+        ("user", {"type": "text"}, "text"),
+    ],
+)
+async def test_a_block_without_its_field_is_refused(
+    world: GatewayWorld, role: str, block: dict[str, Any], param: str
+) -> None:
+    client = world.anthropic(await world.open())
+    with pytest.raises(
+        anthropic.BadRequestError, match=rf"messages\[1\].content\[0\].{param} is missing"
+    ):
+        await ask(client, USER, {"role": role, "content": [block]}, USER)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -176,6 +284,7 @@ async def test_tokens_are_counted_as_they_would_be_sent(world: GatewayWorld) -> 
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools"),
         ({"extra_body": {"top_k": -2}}, "top_k"),
         ({"extra_body": {"made_up": 1}}, "made_up"),
+        ({"extra_body": {"context_management": {"edits": [{"type": "x"}]}}}, "context_management"),
         ({"output_config": {"format": {"type": "yaml"}}}, "output_config.format"),
         ({"stop_sequences": [""]}, "stop_sequences"),
     ],

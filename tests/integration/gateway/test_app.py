@@ -141,12 +141,12 @@ async def test_each_call_gets_what_is_left_of_the_budget(world: GatewayWorld) ->
 
 async def test_a_call_ends_at_the_deadline_of_its_session_and_not_before(world: GatewayWorld) -> None:
     world.model.hold = True
-    client = world.openai(await world.open(timeout_s=1.0))
-    started = time.monotonic()
+    began_unix_s = time.time()
+    client = world.openai(await world.open(timeout_s=6.0))
     with pytest.raises(openai.APIStatusError) as refused:
         await client.chat.completions.create(**CHAT)  # type: ignore[call-overload]
     assert refused.value.code == "session_deadline_exceeded"
-    assert time.monotonic() - started > 0.5
+    assert time.time() - began_unix_s > 5.5
     await eventually(lambda: len(world.model.aborted) == 1)
 
 
@@ -189,7 +189,8 @@ async def test_bodies_have_a_bound_and_must_be_json(empty_world: GatewayWorld) -
 async def test_unknown_paths_and_methods_are_told_as_such(world: GatewayWorld) -> None:
     client = world.http(await world.open())
     assert (await client.get("../v1/made_up")).json()["error"]["code"] == "not_found"
-    assert (await client.get("chat/completions")).status_code == 405
+    wrong = await client.get("chat/completions")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
 
 
 async def test_the_model_is_listed_for_both_kinds_of_clients(world: GatewayWorld) -> None:
@@ -209,3 +210,11 @@ async def test_a_probe_of_health_needs_no_key(world: GatewayWorld) -> None:
     healthy = await anybody.get("../health")
     assert (healthy.status_code, healthy.json()) == (200, {"status": "ok"})
     assert (await anybody.get("../v1/health")).status_code == 401
+    asked = await anybody.head("../health/")
+    assert (asked.status_code, asked.content) == (200, b"")
+
+
+async def test_a_slash_at_the_end_of_a_path_changes_nothing(world: GatewayWorld) -> None:
+    client = world.http(await world.open())
+    answer = await client.post("chat/completions/", json=CHAT)
+    assert answer.json()["choices"][0]["message"]["content"] == "Hello there."

@@ -47,17 +47,18 @@ async def test_every_prompt_of_a_list_gets_its_choices(world: GatewayWorld, stre
     client = world.openai(await world.open())
     settings: dict[str, Any] = {"n": 2, "extra_body": {"return_token_ids": True}}
     for prompts in (["one", "four"], [renderer().encode(text).tolist() for text in ("one", "four")]):
-        texts = dict.fromkeys(range(4), "")
+        texts, lengths = dict.fromkeys(range(4), ""), dict.fromkeys(range(4), 0)
         if streams:
             async for chunk in await complete(client, prompts, stream=True, **settings):
-                for choice in chunk.choices:
-                    texts[choice.index] += choice.text
+                (choice,) = chunk.choices  # clients read the first one of each chunk
+                texts[choice.index] += choice.text
+                lengths[choice.index] += len(getattr(choice, "prompt_token_ids", ()))
         else:
             answer = await complete(client, prompts, **settings)
             texts = {choice.index: choice.text for choice in answer.choices}
             assert answer.usage.prompt_tokens == len("onefour")
-            lengths = [len(choice.prompt_token_ids) for choice in answer.choices]
-            assert lengths == [3, 3, 4, 4]
+            lengths = {choice.index: len(choice.prompt_token_ids) for choice in answer.choices}
+        assert list(lengths.values()) == [3, 3, 4, 4]
         assert list(texts.values()) == ["ONE", "ONE", "FOUR", "FOUR"]
     assert (await world.export()).metrics["num_calls"] == 8
 
@@ -93,6 +94,35 @@ async def test_a_stream_tells_text_and_ids(world: GatewayWorld) -> None:
     assert chunks[-1].usage.completion_tokens == len(ids)
 
 
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("rule", ["pass", "ask_again", "refuse"])
+async def test_a_format_binds_a_text_as_it_binds_a_reply(
+    empty_world: GatewayWorld, rule: str, streams: bool
+) -> None:
+    world = empty_world
+    await world.start_gateway(on_broken_promise=rule, max_asks=3)
+    replies = ["No.", '{"x": 1}']
+    world.model.reply = lambda *_: replies[len(world.model.requests) - 1]
+    client = world.openai(await world.open(), max_retries=0)
+    wanted = {"extra_body": {"response_format": {"type": "json_object"}}}
+
+    async def text() -> str:
+        answer = await complete(client, "x", stream=streams, **wanted)
+        if not streams:
+            return str(answer.choices[0].text)
+        return "".join([chunk.choices[0].text async for chunk in answer])
+
+    if rule == "refuse":
+        with pytest.raises(openai.APIError, match="not valid JSON"):
+            await text()
+    else:
+        assert await text() == {"pass": "No.", "ask_again": '{"x": 1}'}[rule]
+    guide = world.model.requests[0].guide
+    assert guide is not None
+    assert guide.json_schema == '{"type": "object"}'
+    assert (await world.export()).metrics["num_broken_constraints"] == 1
+
+
 @pytest.mark.parametrize(
     ("prompt", "settings", "param"),
     [
@@ -107,6 +137,7 @@ async def test_a_stream_tells_text_and_ids(world: GatewayWorld) -> None:
         ("x", {"logprobs": -1}, "logprobs"),
         ("x", {"best_of": 2}, "best_of"),
         ("x", {"suffix": "y"}, "suffix"),
+        ("x", {"extra_body": {"response_format": {"type": "grammar"}}}, "response_format"),
     ],
 )
 async def test_what_is_not_honoured_is_refused_by_its_name(

@@ -36,12 +36,15 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY}}
 
 
 async def random_engine() -> EngineDriver:
-    """The torch engine with weights that prefer nothing."""
+    """The torch engine with weights that prefer nothing, the same ones in each run of the tests.
+
+    With many a seed it thinks, or repeats calls, until its tokens are spent.
+    """
+    torch.manual_seed(1)
     config_json = json.dumps(MODEL | {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 2048})
     card = ModelCard(config_json.encode(), model_card().tokenizer_files)
     engine = torch_engine(card, InferenceConfig(max_running=8, kv_cache_tokens=8192))
     await engine.start()
-    torch.manual_seed(1)
     weights = [
         TensorBytes(
             name, "float32", tuple(p.shape), memoryview((p * 0.1).contiguous().numpy()).cast("B")

@@ -274,6 +274,18 @@ async def test_a_schema_that_refers_to_nothing_is_refused_before_sampling(
     assert world.model.requests == []
 
 
+async def test_a_schema_that_is_nested_too_deeply_is_refused_before_sampling(
+    world: GatewayWorld,
+) -> None:
+    client = world.openai(await world.open())
+    nested: dict[str, Any] = {}
+    for _ in range(400):
+        nested = {"not": nested}
+    with pytest.raises(openai.BadRequestError, match="nested too deeply: name its parts in \\$defs"):
+        await chat(client, USER, response_format=form_of(nested))
+    assert world.model.requests == []
+
+
 @pytest.mark.parametrize(
     ("schema", "reply"),
     [
@@ -353,6 +365,42 @@ async def test_a_stop_string_ends_the_reply_and_is_no_part_of_it(
     assert (await world.export()).metrics["num_forks"] == 0
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_stop_token_ends_the_reply_and_is_no_part_of_its_text(
+    world: GatewayWorld, streams: bool
+) -> None:
+    world.model.chunk = 2
+    world.model.reply = lambda *_: "One! two"
+    client = world.openai(await world.open())
+    (stop_id,) = renderer().encode("!").tolist()
+    told = {"extra_body": {"stop_token_ids": [stop_id], "return_token_ids": True}}
+    if streams:
+        chunks = await streamed(client, USER, **told)
+        text = "".join(c.choices[0].delta.content or "" for c in chunks)
+        ids = [one for c in chunks for one in getattr(c.choices[0], "token_ids", ())]
+    else:
+        choice = (await chat(client, USER, **told)).choices[0]
+        text, ids = choice.message.content, choice.token_ids
+    assert (text, ids) == ("One", renderer().encode("One!").tolist())
+    await chat(client, USER, {"role": "assistant", "content": text}, USER)
+    assert "One!<|im_end|>" in world.model.prompt()
+    assert (await world.export()).metrics["num_forks"] == 0
+
+
+@pytest.mark.parametrize("marker", ["</tool_call>", "</think>"])
+async def test_a_marker_as_stop_token_still_ends_the_call_or_the_thought(
+    world: GatewayWorld, marker: str
+) -> None:
+    world.model.reply = lambda *_: "<think>Hm.</think>" + call_text("weather") + " and more"
+    client = world.openai(await world.open())
+    told = {"extra_body": {"stop_token_ids": renderer().encode(marker).tolist()}}
+    message = (await chat(client, USER, tools=[WEATHER], **told)).choices[0].message
+    assert message.reasoning_content == "Hm."
+    calls = [call.function.name for call in message.tool_calls or ()]
+    assert calls == (["weather"] if marker == "</tool_call>" else [])
+    assert not message.content
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 async def test_a_reply_that_is_cut_says_length(world: GatewayWorld, name: str) -> None:
     client = world.openai(await world.open())
@@ -366,7 +414,10 @@ async def test_thoughts_are_told_apart_and_need_not_come_back(world: GatewayWorl
     world.model.reply = lambda prompt, _: "Fine." if "more" in prompt else "<think>Hm.</think>Yes."
     client = world.openai(await world.open())
     message = (await chat(client, USER)).choices[0].message
-    assert (message.content, message.reasoning_content) == ("Yes.", "Hm.")
+    assert (message.content, message.reasoning, message.reasoning_content) == ("Yes.", "Hm.", "Hm.")
+    deltas = [chunk.choices[0].delta async for chunk in await chat(client, USER, stream=True)]
+    for name in ("reasoning", "reasoning_content"):
+        assert "".join(getattr(delta, name, "") for delta in deltas) == "Hm."
     more = {"role": "user", "content": "more"}
     await chat(client, USER, {"role": "assistant", "content": "Yes."}, more)
     assert "<think>Hm.</think>Yes.<|im_end|>" in world.model.prompt()
@@ -381,11 +432,25 @@ async def test_the_request_overrides_the_sampling_of_the_session(world: GatewayW
     assert sampling.stop_token_ids == renderer().stop_token_ids
 
 
-async def test_what_is_not_honoured_is_refused_by_its_name(world: GatewayWorld) -> None:
+HUGE = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 2**70}}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "param"),
+    [
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"tools": [HUGE]}, "tools"),
+        ({"extra_body": {"stop_token_ids": [2**70]}}, "stop_token_ids"),
+        ({"extra_body": {"stop_token_ids": [-1]}}, "stop_token_ids"),
+    ],
+)
+async def test_what_is_not_honoured_is_refused_by_its_name(
+    world: GatewayWorld, settings: dict[str, Any], param: str
+) -> None:
     client = world.openai(await world.open())
     with pytest.raises(openai.BadRequestError) as refused:
-        await chat(client, USER, frequency_penalty=0.5)
-    assert refused.value.param == "frequency_penalty"
+        await chat(client, USER, **settings)
+    assert refused.value.param == param
     assert refused.value.type == "invalid_request_error"
     assert not world.model.requests
 

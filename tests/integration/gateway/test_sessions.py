@@ -80,6 +80,8 @@ async def test_a_session_that_is_opened_again_keeps_its_log_and_gets_the_new_lim
         ("sessions/g0.0/reward", {"reward": 1.0, "completion_id": "x"}, 404, None),
         ("sessions/g0.0/reward", {}, 400, "reward"),
         ("sessions/g0.0/export", {"export_style": "poem"}, 400, "export_style"),
+        ("sessions/g0.0/export", {"turn_discount": 1e200}, 400, "turn_discount"),
+        ("sessions/g0.0/export", {"rewards": {"": 1e300}}, 400, "reward"),
         ("sessions/nobody/export", {}, 404, None),
     ],
 )
@@ -90,6 +92,35 @@ async def test_what_is_wrong_with_a_session_is_told(
     answer = await admin.post(path, json=body)
     assert answer.status_code == status
     assert answer.json()["error"]["param"] == param
+
+
+async def test_a_reward_without_an_id_is_that_of_the_newest_answer(world: GatewayWorld) -> None:
+    session = world.http(await world.open())
+    answer = await session.post("chat/completions", json={"messages": [USER], "n": 3})
+    rewarded = await session.post("sessions/current/reward", json={"reward": 1.0})
+    assert rewarded.json()["completion_id"] == answer.json()["id"]
+
+
+async def test_an_export_knows_nothing_of_the_episodes_reward_in_an_earlier_one(
+    world: GatewayWorld,
+) -> None:
+    client = world.openai(await world.open())
+    first = await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+    await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+    await world.export(rewards={"": 5.0})
+    rows = (await world.export(rewards={first.id: 1.0})).rows
+    assert [(row.reward, row.has_reward) for row in rows] == [(1.0, True), (0.0, False)]
+
+
+async def test_an_export_of_which_one_reward_is_wrong_sets_none(world: GatewayWorld) -> None:
+    session = world.http(await world.open())
+    calls = [await session.post("chat/completions", json={"messages": [USER]}) for _ in range(2)]
+    first, second = (call.json()["id"] for call in calls)
+    admin = world.http(await world.open("other"), ADMIN_KEY)
+    for rewards, status in (({first: 1.0, "nobody": 1.0}, 404), ({second: 2.0}, 200)):
+        answer = await admin.post("sessions/g0.0/export", json={"rewards": rewards})
+        assert answer.status_code == status
+    assert [row["reward"] for row in answer.json()["rows"]] == [0.0, 2.0]
 
 
 async def test_rewards_follow_the_conversation_as_the_export_asks(world: GatewayWorld) -> None:
@@ -172,7 +203,7 @@ async def test_a_restarted_gateway_knows_its_sessions(world: GatewayWorld) -> No
     await world.http(opened).post("chat/completions", json={"messages": [USER]})
     other = await world.start_gateway("gateway-1")
     urls = {opened.base_url}
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(urls) < 2 and time.monotonic() < deadline:
         opened = await world.open()
         urls.add(opened.base_url)

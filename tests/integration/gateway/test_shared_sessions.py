@@ -60,7 +60,7 @@ async def test_a_session_opened_here_is_served_while_the_store_is_away(
 ) -> None:
     world = empty_world
     own = await with_own_redis(world, tmp_path)
-    await world.start_gateway(store_timeout_s=0.2)
+    await world.start_gateway(store_timeout_s=2.0)  # the client's second try would not be opened here
     client = world.http(await world.open())
     stop(own, world)
     assert await say(client, [{"role": "user", "content": "Hi"}]) == "Hello there."
@@ -71,8 +71,8 @@ async def test_a_session_unknown_here_waits_for_the_store_with_503(
 ) -> None:
     world = empty_world
     own = await with_own_redis(world, tmp_path)
-    await world.start_gateway(store_timeout_s=0.2)
-    world.settings["store_timeout_s"] = 0.2
+    await world.start_gateway(store_timeout_s=2.0)
+    world.settings["store_timeout_s"] = 2.0
     _, other = await two_replicas(world, await world.open())
     stop(own, world)
     refused = await other.post(

@@ -72,7 +72,7 @@ class Calls:
         return [one for ended in await asyncio.gather(*self._callers) for one in ended]
 
 
-@pytest.mark.parametrize("world", [{**FAST, "emission_log": True}], indirect=True)
+@pytest.mark.parametrize("world", [{**FAST, "emission_log": True, "drain_s": 120.0}], indirect=True)
 async def test_calls_see_every_version_and_the_drain_finishes_them(world: World) -> None:
     old, new = make_model(1), make_model(2)
     process = world.services.spawn()
@@ -100,7 +100,7 @@ async def test_calls_see_every_version_and_the_drain_finishes_them(world: World)
         by_new = own_logprobs(new, one.ids, NUM_TOKENS)[num_old:]
         assert one.logprobs == pytest.approx(by_old + by_new, abs=1e-4)
 
-    assert await process.ended_async(20) == 0
+    assert await process.ended_async(60) == 0
     path = world.services.folder / world.run / f"emissions-{SERVER_ID}.bin"
     emissions = list(read_emissions(path))
     for one in ended:
@@ -108,7 +108,7 @@ async def test_calls_see_every_version_and_the_drain_finishes_them(world: World)
         assert [*PROMPT, *(i for ids in chunks for i in as_int32(ids).tolist())] == one.ids
 
 
-@pytest.mark.parametrize("world", [{**FAST, "drain_s": 0.3}], indirect=True)
+@pytest.mark.parametrize("world", [{**FAST, "drain_s": 2.0}], indirect=True)
 async def test_a_drain_request_aborts_what_takes_too_long_and_refuses_the_rest(world: World) -> None:
     world.services.serve("inference", build, SERVER_ID)
     await world.put_card()
@@ -121,7 +121,7 @@ async def test_a_drain_request_aborts_what_takes_too_long_and_refuses_the_rest(w
         await asyncio.sleep(0.02)
 
     subject = subjects.inference_control(world.run, SERVER_ID)
-    reply = await world.bus.request(subject, DrainRequest("test"), ServerStatus, timeout_s=5.0)
+    reply = await world.bus.request(subject, DrainRequest("test"), ServerStatus, timeout_s=60)
     assert reply.state is ServerState.DRAINING
     while (seen := await world.status()) is not None and seen.state is not ServerState.DRAINING:
         await asyncio.sleep(0.01)
@@ -147,7 +147,7 @@ async def test_weights_that_do_not_fit_are_refused_and_the_old_version_stays(wor
     bad = [tensor._replace(name=tensor.name + ".other") for tensor in weights_of(good)]
     num_failed = sample("tailrace_inference_failed_weight_updates_total")
     await world.publisher.publish(bad, lineage="test", optimizer_step=99)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while sample("tailrace_inference_failed_weight_updates_total") == num_failed:
             await asyncio.sleep(0.02)
     generation = await world.generate(address, world.request("still", [1, 2], 3))
@@ -169,7 +169,7 @@ async def test_a_server_that_is_told_to_stop_before_it_had_weights_leaves_quietl
 ) -> None:
     await world.put_card()
     world.services.serve("inference", build, SERVER_ID)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while (status := await world.status()) is None:
             await asyncio.sleep(0.02)
     assert status.state is ServerState.STARTING

@@ -21,11 +21,11 @@ from tests.integration.learner.test_ranks import (
     assert_same_weights,
     saved_after,
 )
-from tests.world.learner_nodes import node_environment
-from tests.world.processes import ServiceProcess
+from tests.world.learner_nodes import node_environment, stop_at_once
+from tests.world.processes import ServiceProcess, kill_all
 from tests.world.servers import free_port
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 NODES = ("learner-0", "learner-1")
 ENDS_WITHIN_S = 90.0
@@ -51,18 +51,14 @@ def start_nodes(
 
 def stop_nodes(run: LearnerRun) -> list[int]:
     """SIGTERM to all at once; returns their exit codes."""
-    for name in NODES:
-        run.processes[name].running.send_signal(signal.SIGTERM)
-    return [run.ended(name, ENDS_WITHIN_S) for name in NODES]
+    return stop_at_once([run.processes[name] for name in NODES], ENDS_WITHIN_S)
 
 
 def kill_node(run: LearnerRun, name: str) -> None:
     """SIGKILL to the node's process and its rank, as the end of its pod does."""
     ranks = psutil.Process(run.processes[name].running.pid).children()
     run.kill(name)
-    for rank in ranks:
-        if rank.is_running():
-            rank.kill()
+    kill_all(ranks)
 
 
 async def next_start(run: LearnerRun, before: Sequence[LearnerResumed]) -> LearnerResumed:

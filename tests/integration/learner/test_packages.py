@@ -20,7 +20,7 @@ def needs(package: str, **settings: Any) -> Any:
     return pytest.param({"strategy_name": package, "num_ranks": 2, **settings}, marks=mark)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "strategy_args",
     [

@@ -264,7 +264,7 @@ async def test_a_new_run_continues_an_old_one_when_asked(learner_run: LearnerRun
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 async def test_a_continued_run_killed_before_its_next_checkpoint_starts_where_it_did(
     learner_run: LearnerRun,
 ) -> None:
@@ -331,7 +331,7 @@ def test_mistakes_of_the_user_end_with_code_2_and_one_line_that_names_them(
     env = environment(endpoints, tmp_path)
     argv = [sys.executable, "-c", STARTS, *map(str, paths)]
     told = subprocess.run(
-        argv, env=env, capture_output=True, text=True, timeout=100, check=False
+        argv, env=env, capture_output=True, text=True, timeout=200, check=False
     ).stderr
     assert "Traceback" not in told
     lines = [line for line in told.splitlines() if line.startswith(("error: ", "exit code "))]

@@ -27,7 +27,7 @@ from tailrace_protos.trajectory import Trajectory
 from tests.integration.learner.conftest import LearnerRun, experiment
 from tests.integration.learner.test_process import WARM_START, feed, trained_once
 
-pytestmark = pytest.mark.timeout(600)  # three learners start, of up to two ranks
+pytestmark = pytest.mark.timeout(900)  # three learners start, of up to two ranks
 
 Change = Callable[[Trajectory], Trajectory]
 
@@ -198,7 +198,7 @@ async def test_a_hung_rank_ends_all_by_name_the_run_goes_on_and_no_rank_outlives
     learner_run: LearnerRun,
 ) -> None:
     run = learner_run
-    run.configure(strategy_args={**TWO_RANKS, "timeout_s": 8.0})
+    run.configure(strategy_args={**TWO_RANKS, "timeout_s": 40.0})
     run.start("weight_sync")
     run.start("learner")
     first = await run.until(LearnerResumed)
@@ -207,9 +207,9 @@ async def test_a_hung_rank_ends_all_by_name_the_run_goes_on_and_no_rank_outlives
     ranks = ranks_of(run)
     ranks[1].suspend()
     group_ids += await feed(run, range(4, 6))
-    assert run.ended("learner", 120) == 1
+    assert run.ended("learner", 300) == 1
     assert "lost rank 1" in run.log_of("learner")
-    _, alive = psutil.wait_procs(ranks, timeout=10)
+    _, alive = psutil.wait_procs(ranks, timeout=60)
     assert not alive
 
     run.start("learner")

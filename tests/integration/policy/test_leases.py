@@ -59,7 +59,7 @@ async def test_a_worker_reports_what_its_episodes_do_and_what_its_leases_came_to
         reporter = asyncio.create_task(
             Reporter(bus, run_name, "w0", Stages(num_generating=3), leases).run()
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             activity = await activities.get()
             leases.report_call("s0", succeeded=True)
             leases.release("g0.1")
@@ -98,7 +98,7 @@ async def test_a_new_scheduler_is_told_every_episode_again_and_only_the_newest_s
     service = make_service(nats_server.url, run_name, "scheduler")
     service.subscribe(subjects.lease_report(run_name), LeaseReport, reports.put)
     client = LeaseClient(bus, run_name, "w0")
-    async with serving(service), asyncio.timeout(10):
+    async with serving(service), asyncio.timeout(60):
         for n in range(3):
             client.take(Lease(f"g{n}.0", "s0", "x", ""))
         client.report_turn("g0.0", "s0", 40, is_over=False)

@@ -21,6 +21,7 @@ from tailrace_reward.adapters.components import open_components
 from tailrace_reward.adapters.judge import RunGateway
 from tailrace_reward.config import RewardConfig
 from tailrace_reward.core.scoring import Scorer
+from tests.world.json_server import json_server
 
 Answer = Callable[[int, dict[str, Any]], web.Response]  # of the how-many-th request and its body
 
@@ -120,6 +121,25 @@ async def test_a_judge_is_asked_by_the_template_with_its_key_and_its_number_is_t
         "temperature": 0.3,
         "max_tokens": 9,
     }
+
+
+async def test_a_judge_elsewhere_is_reached_by_the_proxy_that_the_environment_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def answer(url: str, _authorization: str, _body: object) -> tuple[int, object]:
+        asked.append(url)
+        return 200, {"choices": [{"message": {"role": "assistant", "content": "Score: 1"}}]}
+
+    with json_server(answer) as proxy:
+        monkeypatch.setenv("http_proxy", proxy)
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        async with scorer("http://judge.example/v1") as made:
+            (score,) = await made.score([item()])
+    assert score.reward == 1.0
+    assert asked == ["http://judge.example/v1/chat/completions"]
 
 
 def reasons(_number: int, body: dict[str, Any]) -> web.Response:
@@ -231,7 +251,7 @@ async def test_an_attempt_that_hangs_is_given_up() -> None:
             return response
 
     async with endpoint(lambda _n, _b: says("Score: 1"), HangsOnce) as judge:
-        async with scorer(judge.url, attempt_timeout_s=1.0) as made:
+        async with scorer(judge.url, attempt_timeout_s=4.0) as made:
             (score,) = await made.score([item()])
         release.set()
     assert score.reward == 1.0

@@ -18,6 +18,7 @@ from tailrace_reward.ports import ComponentFailedError
 
 MODULE = """
 import asyncio, os, sys, time
+import numpy as np
 
 print("printed while importing")
 
@@ -51,6 +52,11 @@ def raises_a_book(task, messages, metrics):
 
 def returns_text(task, messages, metrics):
     return "many"
+
+VALUES = [np.float32(1), np.bool_(True), np.array([1.0, 2.0]), None, {}, [1.0], 10**400, "1"]
+
+def returns_value(task, messages, metrics):
+    return VALUES[task.seed]
 
 def spins(task, messages, metrics):
     while True:
@@ -96,8 +102,8 @@ async def pool(*names: str, num_processes: int = 1) -> AsyncIterator[ScoringPool
 
 async def test_plain_and_async_functions_give_their_numbers_whatever_they_print() -> None:
     async with pool("count_words", "awaited") as made:
-        assert await made.call("user_rewards:count_words", item(5), 10) == 7.0
-        assert await made.call("user_rewards:awaited", item(), 10) == 1.0
+        assert await made.call("user_rewards:count_words", item(5), 60) == 7.0
+        assert await made.call("user_rewards:awaited", item(), 60) == 1.0
 
 
 async def test_functions_get_no_credentials_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,20 +111,30 @@ async def test_functions_get_no_credentials_of_the_run(monkeypatch: pytest.Monke
         monkeypatch.setenv(f"TAILRACE_{name}", "secret")
     monkeypatch.setenv("MY_KEY", "a secret of the user's own")
     async with pool("num_secrets") as made:
-        assert await made.call("user_rewards:num_secrets", item(), 10) == 1.0
+        assert await made.call("user_rewards:num_secrets", item(), 60) == 1.0
 
 
 async def test_exceptions_and_nonsense_are_failures_of_the_call_and_the_process_goes_on() -> None:
     names = ("raises", "raises_later", "returns_text", "sleeps")
     at = r"at (user_rewards\.py:\d+ raises_later > )?user_rewards\.py:\d+ raises"
     async with pool(*names) as made:
-        pid = await made.call("user_rewards:sleeps", item(), 10)
+        pid = await made.call("user_rewards:sleeps", item(), 60)
         for name in names[:2]:
             with pytest.raises(ComponentFailedError, match=rf"LookupError: nothing there \({at}\)"):
-                await made.call(f"user_rewards:{name}", item(), 10)
-        with pytest.raises(ComponentFailedError, match="ValueError"):
-            await made.call("user_rewards:returns_text", item(), 10)
-        assert await made.call("user_rewards:sleeps", item(), 10) == pid
+                await made.call(f"user_rewards:{name}", item(), 60)
+        with pytest.raises(ComponentFailedError, match="returned str: let it return one number"):
+            await made.call("user_rewards:returns_text", item(), 60)
+        assert await made.call("user_rewards:sleeps", item(), 60) == pid
+
+
+async def test_a_value_that_is_no_number_is_told_by_its_type() -> None:
+    wrong = {2: "ndarray", 3: "NoneType", 4: "dict", 5: "list", 6: "int", 7: "str"}
+    async with pool("returns_value") as made:
+        for number in (0, 1):
+            assert await made.call("user_rewards:returns_value", item(number), 60) == 1.0
+        for number, kind in wrong.items():
+            with pytest.raises(ComponentFailedError, match=f"returned {kind}"):
+                await made.call("user_rewards:returns_value", item(number), 60)
 
 
 @pytest.mark.parametrize(
@@ -131,29 +147,29 @@ async def test_exceptions_and_nonsense_are_failures_of_the_call_and_the_process_
 )
 async def test_an_error_is_told_whatever_its_text_is(name: str, reason: str) -> None:
     async with pool(name, "sleeps") as made:
-        pid = await made.call("user_rewards:sleeps", item(), 10)
+        pid = await made.call("user_rewards:sleeps", item(), 60)
         with pytest.raises(ComponentFailedError, match=reason) as caught:
-            await made.call(f"user_rewards:{name}", item(), 10)
+            await made.call(f"user_rewards:{name}", item(), 60)
         assert len(str(caught.value)) < 30_000
-        assert await made.call("user_rewards:sleeps", item(), 10) == pid
+        assert await made.call("user_rewards:sleeps", item(), 60) == pid
 
 
 async def test_a_function_stuck_in_computation_is_killed_and_others_are_not_held_up() -> None:
     async with pool("spins", "sleeps", num_processes=2) as made:
         started_s = time.monotonic()
         stuck = asyncio.create_task(made.call("user_rewards:spins", item(), 1.0))
-        await made.call("user_rewards:sleeps", item(1), 10)
+        await made.call("user_rewards:sleeps", item(1), 60)
         with pytest.raises(ComponentFailedError, match="took more than 1 s"):
             await stuck
-        assert time.monotonic() - started_s < 10
-        pids = await asyncio.gather(*(made.call("user_rewards:sleeps", item(50), 10) for _ in range(4)))
+        assert time.monotonic() - started_s < 60
+        pids = await asyncio.gather(*(made.call("user_rewards:sleeps", item(50), 60) for _ in range(4)))
         assert len(set(pids)) == 2
         assert all(os.path.exists(f"/proc/{int(pid)}") for pid in pids)
 
 
 async def test_calls_one_after_another_need_one_process() -> None:
     async with pool("sleeps", num_processes=3) as made:
-        pids = {await made.call("user_rewards:sleeps", item(), 10) for _ in range(3)}
+        pids = {await made.call("user_rewards:sleeps", item(), 60) for _ in range(3)}
     assert len(pids) == 1
 
 
@@ -161,8 +177,8 @@ async def test_calls_one_after_another_need_one_process() -> None:
 async def test_a_function_that_ends_its_process_fails_alone(name: str, code: str) -> None:
     async with pool(name, "count_words") as made:
         with pytest.raises(ComponentFailedError, match=f"exit code {code}"):
-            await made.call(f"user_rewards:{name}", item(), 10)
-        assert await made.call("user_rewards:count_words", item(), 10) == 2.0
+            await made.call(f"user_rewards:{name}", item(), 60)
+        assert await made.call("user_rewards:count_words", item(), 60) == 2.0
 
 
 async def test_an_abandoned_call_does_not_answer_the_next_one() -> None:
@@ -170,7 +186,7 @@ async def test_an_abandoned_call_does_not_answer_the_next_one() -> None:
         abandoned = asyncio.create_task(made.call("user_rewards:sleeps", item(60_000), 100))
         await asyncio.sleep(0.05)
         abandoned.cancel()
-        assert await made.call("user_rewards:count_words", item(), 10) == 2.0
+        assert await made.call("user_rewards:count_words", item(), 60) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -190,5 +206,5 @@ async def test_functions_that_cannot_be_loaded_show_at_the_start(address: str, r
 
 async def test_closing_leaves_no_process() -> None:
     async with pool("sleeps") as made:
-        pid = int(await made.call("user_rewards:sleeps", item(), 10))
+        pid = int(await made.call("user_rewards:sleeps", item(), 60))
     assert not os.path.exists(f"/proc/{pid}")

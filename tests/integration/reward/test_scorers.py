@@ -81,6 +81,9 @@ async def test_a_named_scorer_reads_its_arguments_and_no_data_source() -> None:
             "max_tests of the scorer 'code' must be .* from 1, found 0",
         ),
         ({"scorer": "code", "args": {"max_tests": "all"}}, "whole number from 1, found 'all'"),
+        ({"scorer": "code", "args": {"timeout_s": 0}}, "timeout_s of the scorer 'code' .* found 0"),
+        ({"scorer": "math", "args": {"strict": "yes"}}, "strict of the scorer 'math' .* found 'yes'"),
+        ({"args": {"code": {"partial": 1}}}, "partial of the scorer 'code' must be true or false"),
         (
             {"kind": "function", "function": "m:f", "scorer": "math"},
             "has a scorer, so kind must be 'scorer'",

@@ -57,7 +57,7 @@ async def test_environment_return_and_functions_are_summed_by_weight(
     )
     async with serving(await build(load_args(path, "r0", endpoints_of(nats_server.url)))):
         reply = await bus.request(
-            subjects.score(run_name), ScoreRequest((item(1), item(2))), ScoreReply, timeout_s=10
+            subjects.score(run_name), ScoreRequest((item(1), item(2))), ScoreReply, timeout_s=60
         )
     assert [score.episode_id for score in reply.scores] == ["g1.0", "g2.0"]
     assert [score.reward for score in reply.scores] == pytest.approx([0.9, 0.9])
@@ -71,17 +71,17 @@ async def test_an_item_that_hangs_is_an_error_beside_the_scores_of_the_others(
         "name": "h",
         "kind": "function",
         "function": "own_rewards:stuck_on_odd",
-        "timeout_s": 0.5,
+        "timeout_s": 4.0,
     }
     path = experiment_file(tmp_path, run_name, hanging)
     async with serving(await build(load_args(path, "r0", endpoints_of(nats_server.url)))):
         items = tuple(item(seed) for seed in (0, 1, 2, 4))
         reply = await bus.request(
-            subjects.score(run_name), ScoreRequest(items), ScoreReply, timeout_s=20
+            subjects.score(run_name), ScoreRequest(items), ScoreReply, timeout_s=60
         )
     assert [score.error is None for score in reply.scores] == [True, False, True, True]
     assert reply.scores[1].error is not None
-    assert "took more than 0.5 s" in reply.scores[1].error.reason
+    assert "took more than 4 s" in reply.scores[1].error.reason
 
 
 async def test_a_function_that_is_not_there_is_named_with_its_key_and_remedy(

@@ -14,6 +14,7 @@ from tests.world.servers import ServerProcess, free_port
 from tests.world.serving import outgoing
 
 ROOT = Path(__file__).parents[3]
+_START_S = 120.0  # of a process, or its end, on a busy machine
 
 
 async def start(url: str, config: Path, worker_id: str, **env: str) -> asyncio.subprocess.Process:
@@ -41,7 +42,7 @@ def experiment(directory: Path, run: str) -> Path:
 
 async def lines(process: asyncio.subprocess.Process, count: int) -> list[str]:
     assert process.stdout is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(_START_S):
         return [(await process.stdout.readline()).decode().strip() for _ in range(count)]
 
 
@@ -56,14 +57,14 @@ async def test_sigterm_hands_work_in_flight_to_another_process_and_exits_0(
 
     quick = await start(nats_server.url, config, "quick")
     slow.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(slow.wait(), 10) == 0
+    assert await asyncio.wait_for(slow.wait(), _START_S) == 0
     said = await lines(quick, 6)
     assert sorted(said) == sorted(
         [f"started g{number}.0 2" for number in range(3)]
         + [f"finished g{number}.0" for number in range(3)]
     )
     quick.send_signal(signal.SIGTERM)
-    _, errors = await asyncio.wait_for(quick.communicate(), 10)
+    _, errors = await asyncio.wait_for(quick.communicate(), _START_S)
     assert quick.returncode == 0
     assert b'"instance_id": "quick"' in errors
     assert b'"level": "error"' not in errors
@@ -78,11 +79,11 @@ async def test_a_second_signal_does_not_wait_for_work_in_flight(
     await lines(stuck, 1)
     stuck.send_signal(signal.SIGTERM)
     assert stuck.stderr is not None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(_START_S):
         while b"stopping" not in await stuck.stderr.readline():
             pass
     stuck.send_signal(signal.SIGINT)
-    assert await asyncio.wait_for(stuck.wait(), 10) == 0
+    assert await asyncio.wait_for(stuck.wait(), _START_S) == 0
 
 
 async def test_a_mistake_seen_at_start_exits_2_with_a_clear_line(
@@ -91,7 +92,7 @@ async def test_a_mistake_seen_at_start_exits_2_with_a_clear_line(
     holder = await asyncio.start_server(lambda *_: None, "127.0.0.1", port := free_port())
     config = experiment(tmp_path, run_name)
     process = await start(nats_server.url, config, "w", TAILRACE_METRICS_PORT=str(port))
-    _, errors = await asyncio.wait_for(process.communicate(), 20)
+    _, errors = await asyncio.wait_for(process.communicate(), _START_S)
     holder.close()
     text = errors.decode()
     assert process.returncode == 2, text
@@ -107,7 +108,7 @@ async def test_a_service_that_computes_for_ever_in_its_event_loop_says_where_and
 ) -> None:
     await bus.provision_run(bus.run)
     process = await start(nats_server.url, experiment(tmp_path, bus.run), "spinning")
-    said, logged = await asyncio.wait_for(process.communicate(), 20)
+    said, logged = await asyncio.wait_for(process.communicate(), _START_S)
     assert b"spins" in said
     assert process.returncode == EXIT_BLOCKED
     assert b"event loop stays blocked" in logged + said

@@ -34,7 +34,7 @@ def build(args: Args) -> Service:
             pass
 
     if args.worker_id == "spinning":
-        service.max_blocked_s = 0.1
+        service.max_blocked_s = 0.5
         service.loop("spin", spin)
     service.pull(
         subjects.episodes_stream(args.run.exp_name), "train", EpisodeTask, handler, max_in_flight=8

@@ -41,7 +41,9 @@ RUN = "sandboxed"
 TOOLS = ("python", "shell", "python_session")
 DEADLINE_S = 90.0
 # A dead worker is noticed soon; one that a slow machine keeps busy is not taken for dead.
-DEADLINES = ToolDeadlines(probe_s=0.1, absent_after_s=0.5, silent_after_s=60.0)
+DEADLINES = ToolDeadlines(
+    probe_s=0.1, absent_after_s=0.5, silent_after_s=60.0, accept_s=60.0, nobody_s=120.0
+)
 
 
 class Sandbox:

@@ -22,14 +22,17 @@ _SUITE = re.compile("test_(escapes|abuses)")
 SECRET = "tailrace-secret-4711"
 
 
+@pytest.fixture(autouse=True)
+def _has_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what a service process has in its environment, and no test of another folder has."""
+    monkeypatch.setenv("TAILRACE_NATS_PASSWORD", SECRET)
+
+
 @pytest.fixture(scope="session")
 def box() -> Iterator[Box]:
-    # What a service process has: credentials in its environment, and an open file.
-    os.environ["TAILRACE_NATS_PASSWORD"] = SECRET
     made = Box()
     yield made
     made.close()
-    del os.environ["TAILRACE_NATS_PASSWORD"]
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ def outside() -> Iterator[Outside]:
         fd = os.open(secret, os.O_RDONLY)
         os.set_inheritable(fd, True)
         # A neighbour of the same user, in nobody's sandbox, that dies of the mildest signal.
-        victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        victim = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         yield Outside(folder, secret, victim, fd)
         victim.kill()
         victim.wait()

@@ -6,8 +6,9 @@ They run on the bare machine and, by `make test-sandbox-container`, in an unpriv
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,6 @@ from tests.integration.sandbox.box import CONFIG, LIMITS, MIB, Box
 from tests.integration.sandbox.conftest import SECRET, Outside
 
 WALL_S = 1.5
-GRACE_S = 20.0  # of a busy machine
 IN_SESSIONS = (
     "forks without an end", "zombies", "sockets full of bytes", "a JSON bomb", "a deep pickle",
     "a flood of both outputs", "a folder that grows names", "a stop of itself", "an exec of itself",
@@ -46,7 +46,8 @@ class Peak:
     """Most processes and memory that the descendants of this process had, sampled meanwhile.
 
     Pages that forked processes share count once, as the machine has them once. Memory is not told by
-    samples in which processes came or ended: their pages were counted with their heirs', too.
+    samples in which processes came or ended: their pages were counted with their heirs', too. A zombie
+    is still listed, and its pages are gone.
     """
 
     def __init__(self) -> None:
@@ -68,11 +69,12 @@ class Peak:
     def _watch(self) -> None:
         while not self._is_over.wait(0.002):
             inside = set(_descendants()) - self._outside
-            held = [_held(pid) for pid in inside]
-            threads, memory, huge = (sum(column) for column in zip((0, 0, 0), *held, strict=True))
+            held = {pid: _held(pid) for pid in inside}
+            threads, memory, huge = map(sum, zip((0, 0, 0), *held.values(), strict=True))
             self.num_processes = max(self.num_processes, threads)
             self.huge_bytes = max(self.huge_bytes, huge)
-            if inside == set(_descendants()) - self._outside:
+            are_alive = all(_has_memory(pid) for pid, (_, num_bytes, _) in held.items() if num_bytes)
+            if are_alive and inside == set(_descendants()) - self._outside:
                 self.memory_bytes = max(self.memory_bytes, memory)
 
 
@@ -100,14 +102,19 @@ def _held(pid: int) -> tuple[int, int, int]:
     return threads, 1024 * int(kib.get("Pss_Anon:", 0)), 1024 * int(kib.get("AnonHugePages:", 0))
 
 
+def _has_memory(pid: int) -> bool:
+    try:
+        return not Path(f"/proc/{pid}/statm").read_text().startswith("0 ")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 @pytest.mark.parametrize("name", HOGS, ids=lambda name: name.replace(" ", "-"))
 def test_a_call_takes_no_more_than_its_share_by(name: str, box: Box) -> None:
     assert box.python("print('before')").stdout == "before\n"
-    began_s = time.monotonic()
     with Peak() as peak:
         outcome = box.python(HOGS[name], wall_s=WALL_S)
-    assert time.monotonic() - began_s < WALL_S + GRACE_S, outcome
-    assert outcome.reason != "lost", outcome
+    assert outcome.reason != "lost", "it ended in time"
     assert len(outcome.stdout) <= LIMITS.max_output_bytes
     assert peak.memory_bytes <= 1.1 * LIMITS.memory_bytes, outcome
     # Without a user of its own and without a fork gate, the kernel's limit has room for others.
@@ -128,19 +135,19 @@ def default_box() -> Iterator[Box]:
 _FRESH = (
     "import mmap, os, time\nfor _ in range(11):\n    if os.fork() == 0: break\n"
     f"m = mmap.mmap(-1, {256 * MIB}, flags=0x22)\n"
-    f"for i in range(0, {256 * MIB}, 4096): m[i] = 1\ntime.sleep(9)"
+    f"for i in range(0, {256 * MIB}, 4096): m[i] = 1\ntime.sleep(25)"
 )
 _SHARED = (
     "import os, time\nbegin = time.monotonic() + 1.5\n"
     f"x = bytearray(b'x' * {5 * MIB})\nfor _ in range(30):\n    if os.fork() == 0: break\n"
-    f"time.sleep(begin - time.monotonic())\nx[:] = bytes({5 * MIB})\n"
-    f"y = b'y' * {25 * MIB}\ntime.sleep(9)"
+    f"time.sleep(max(0, begin - time.monotonic()))\nx[:] = bytes({5 * MIB})\n"
+    f"y = b'y' * {25 * MIB}\ntime.sleep(25)"
 )
 
 
 _SHARERS = (
     "import os, time\nfor _ in range(4):\n    if os.fork() == 0: break\n"
-    f"x = bytearray(b'x' * {160 * MIB})\nend = time.time() + 9\n"
+    f"x = bytearray(b'x' * {160 * MIB})\nend = time.time() + 25\n"
     "while time.time() < end:\n    if os.fork() == 0: os._exit(0)\n    os.wait()"
 )
 
@@ -163,11 +170,30 @@ def test_memory_of_many_processes_stays_within_a_tenth_of_the_default_limit(
 @pytest.mark.parametrize("name", GROWTHS, ids=lambda name: name.replace(" ", "-"))
 def test_a_call_that_grows_after_a_rest_ends_at_its_limit_by(name: str, default_box: Box) -> None:
     with Peak() as peak:
-        outcome = default_box.python(GROWTHS[name], wall_s=30.0)  # they rest for 9 s
+        outcome = default_box.python(GROWTHS[name], wall_s=30.0)  # they rest for 25 s
     assert outcome.reason == "memory", outcome
     assert peak.memory_bytes <= 1.1 * CallLimits().memory_bytes
     assert peak.huge_bytes == 0 or default_box.place.groups is not None
     assert default_box.python("print('after')").stdout == "after\n"
+
+
+_NEIGHBOUR = (
+    "import mmap\nprint(flush=True)\nwhile True:\n"
+    f"    m = mmap.mmap(-1, {256 * MIB}, flags=0x8022); m.close()"  # its pages come with the mapping
+)
+
+
+def test_calls_end_at_their_limit_while_a_neighbour_frees_as_much(default_box: Box) -> None:
+    growth = GROWTHS["pages that come with their mapping"]
+    with subprocess.Popen([sys.executable, "-c", _NEIGHBOUR], stdout=subprocess.PIPE) as neighbour:
+        assert neighbour.stdout is not None
+        neighbour.stdout.readline()
+        default_box.python("print('before')")
+        with Peak() as peak:
+            outcomes = [default_box.python(growth, wall_s=30.0) for _ in range(3)]
+        neighbour.kill()
+    assert [outcome.reason for outcome in outcomes] == 3 * ["memory"]
+    assert peak.memory_bytes <= 1.1 * CallLimits().memory_bytes
 
 
 @pytest.mark.parametrize("name", IN_SESSIONS, ids=lambda name: name.replace(" ", "-"))
@@ -175,7 +201,7 @@ def test_a_session_tells_its_model_and_fails_no_episode_by(name: str, box: Box) 
     async def scenario() -> tuple[Any, Any]:
         tool = PythonSessionTool(box.runner, CONFIG)
         hogged = await tool.execute({"code": HOGS[name], "timeout_s": 1.0})
-        after = await tool.execute({"code": "print('on')", "timeout_s": 5.0})
+        after = await tool.execute({"code": "print('on')", "timeout_s": 30.0})
         await tool.release()
         return hogged, after
 

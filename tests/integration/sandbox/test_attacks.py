@@ -23,7 +23,7 @@ from tailrace_sandbox.adapters.tools import PythonSessionTool, PythonTool
 from tailrace_sandbox.config import SandboxConfig
 from tailrace_sandbox.ports import Execution, SandboxSession, Work
 from tests.integration.sandbox.attempts import calling
-from tests.integration.sandbox.box import LIMITS, Box
+from tests.integration.sandbox.box import CONFIG, LIMITS, Box
 from tests.world.processes import is_alive
 
 # What a stopped process may arm. Each prints nothing and counts `runs` up when it gets to run.
@@ -63,22 +63,40 @@ def stopped() -> Iterator[Box]:
     made.close()
 
 
+def _read(path: Path) -> str:
+    """A file below `/proc`; empty when its process or thread has ended."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _threads(pid: int) -> list[Path]:
+    """Entries of a process's threads; none when it has ended."""
+    try:
+        return sorted(Path(f"/proc/{pid}/task").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _children(pid: int) -> list[int]:
+    found = (_read(thread / "children") for thread in _threads(pid))
+    return [int(child) for children in found for child in children.split()]
+
+
 def _descendants(pid: int) -> Iterator[int]:
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, path.read_text().split()):
-            yield child
-            yield from _descendants(child)
+    for child in _children(pid):
+        yield child
+        yield from _descendants(child)
 
 
 def _switches(pids: list[int]) -> list[str]:
-    """How often each thread of these processes came to run."""
-    return [
-        line
-        for pid in pids
-        for path in sorted(Path(f"/proc/{pid}/task").glob("*/status"))
-        for line in path.read_text().splitlines()
-        if "ctxt_switches" in line
-    ]
+    """How often each thread of these processes came to run; empty as long as one is not stopped."""
+    texts = [_read(thread / "status") for pid in pids for thread in _threads(pid)]
+    states = [text.partition("\nState:\t")[2][:1] for text in texts]
+    if not all(state in "TZX" for state in states):
+        return []
+    return [line for text in texts for line in text.splitlines() if "ctxt_switches" in line]
 
 
 def _process_of(session: SandboxSession) -> int:
@@ -89,18 +107,18 @@ def _process_of(session: SandboxSession) -> int:
 def test_a_stopped_session_is_not_woken_by_a(name: str, stopped: Box) -> None:
     session = stopped.wait(stopped.runner.open_session())
     try:
-        outcome = stopped.wait(session.execute(Work("session", ARMED[name], 5.0)))
+        outcome = stopped.wait(session.execute(Work("session", ARMED[name], 30.0)))
         assert not outcome.reason, outcome
         pids = list(_descendants(_process_of(session)))
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + 60
         before, now = [""], _switches(pids)
-        while before != now and time.monotonic() < deadline_s:  # until the stop reached every thread
-            time.sleep(0.1)
+        while (not now or before != now) and time.monotonic() < deadline_s:
+            time.sleep(0.1)  # until the stop reached every thread
             before, now = now, _switches(pids)
         time.sleep(0.5)
         assert now, "the session is there"
         assert _switches(pids) == now
-        outcome = stopped.wait(session.execute(Work("session", "print('back')", 5.0)))
+        outcome = stopped.wait(session.execute(Work("session", "print('back')", 30.0)))
         assert outcome.stdout.endswith("back\n"), outcome
     finally:
         stopped.wait(session.close())
@@ -146,10 +164,68 @@ def test_many_mappings_do_not_hide_what_a_call_takes(box: Box) -> None:
         "        kept.append(mmap.mmap(-1, 4096, flags=0x22, prot=1 + n % 2))\n"
         "except OSError: pass\nx = bytearray(40 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\ntime.sleep(9)"
     )
-    began_s = time.monotonic()
-    assert box.python(bomb).reason in ("mappings", "memory")
-    assert time.monotonic() - began_s < 9
+    assert box.python(bomb).reason in ("mappings", "memory"), "while it ran"
     assert box.python("print(1)").is_ok
+
+
+HIDDEN = {
+    "by a program that still runs": (
+        "import os, shutil, time\nfor n in range(8):\n    shutil.copy('/bin/sleep', f'f{n}')\n"
+        "    with open(f'f{n}', 'ab') as f: f.write(os.urandom(3 << 20))\n    os.chmod(f'f{n}', 0o755)\n"
+        "    if os.fork() == 0: os.execv(f'./f{n}', ['s', '9'])\n"
+        "    time.sleep(0.2); os.unlink(f'f{n}')\ntime.sleep(9)"
+    ),
+    "by a mapping of its first page": (
+        "import mmap, os, time\nkept = []\nfor n in range(8):\n    f = open('f', 'w+b')\n"
+        "    f.write(os.urandom(3 << 20)); f.flush(); kept.append(mmap.mmap(f.fileno(), 4096))\n"
+        "    os.unlink('f'); f.close(); time.sleep(0.2)\ntime.sleep(9)"
+    ),
+}
+
+
+_RUNS_OWN = (
+    "import os, shutil\nshutil.copy('/bin/true', 't'); os.chmod('t', 0o755); os.execv('./t', ['t'])"
+)
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_deleted_file_counts_whole_that_is_held(name: str, box: Box) -> None:
+    if name == "by a program that still runs" and not box.python(_RUNS_OWN).is_ok:
+        pytest.skip("no program runs from the folder of a call here (noexec)")
+    assert box.python(HIDDEN[name]).reason == "disk"
+
+
+def test_no_room_on_disk_is_taken_at_once_and_libraries_write_it_instead(box: Box) -> None:
+    code = calling(
+        "f = os.open('f', os.O_CREAT | os.O_RDWR)\nz = ctypes.c_long\n"
+        "print(libc.fallocate(f, 1, z(0), z(1 << 30)), os.fstat(f).st_blocks)\n"
+        "os.posix_fallocate(f, 0, 9000)\nprint(os.fstat(f).st_size)"
+    )
+    assert box.python(code).stdout == "-1 0\n9000\n"
+
+
+_WATCHES = """
+import os, select, time
+polls = [select.epoll() for _ in range(14)]
+watched = [fd for _ in range(5) for fd in os.pipe()]
+for fd in watched:
+    for number in range({first}, 48):
+        os.dup2(fd, number)
+        for poll in polls: poll.register(number, 0)
+time.sleep({sleep_s})
+"""
+
+
+def test_what_epolls_watch_has_a_limit(box: Box) -> None:
+    """Their memory is the kernel's: a call of 8 processes had 95 MiB of it."""
+    assert box.python(_WATCHES.format(first=40, sleep_s=0.3)).is_ok
+    begin = "import os\nfor _ in range(4):\n    if os.fork() == 0: break\n"
+    told = box.wait(
+        PythonTool(box.runner, CONFIG).execute(
+            {"code": begin + _WATCHES.format(first=36, sleep_s=20), "timeout_s": 30}
+        )
+    )
+    assert told.content == "[ended because its epolls watched more than 4096 descriptors]"
 
 
 def test_locks_of_ranges_take_no_memory_and_seem_to_work(box: Box) -> None:
@@ -192,11 +268,12 @@ def test_a_forged_answer_neither_stops_the_service_nor_fails_the_episode(name: s
         worst_s = 0.0
 
         async def watch() -> None:
+            """Measure processor time: a busy machine takes none of it."""
             nonlocal worst_s
             while True:
-                began_s = asyncio.get_running_loop().time()
+                began_s = time.thread_time()
                 await asyncio.sleep(0.01)
-                worst_s = max(worst_s, asyncio.get_running_loop().time() - began_s)
+                worst_s = max(worst_s, time.thread_time() - began_s)
 
         watching = asyncio.create_task(watch())
         forged = await tool.execute({"code": code, "outputs": ["*"]})
@@ -218,7 +295,7 @@ def test_a_lost_session_tells_the_model_and_begins_anew(box: Box) -> None:
         parent = psutil.Process(_process_of(tool._session))  # type: ignore[arg-type]
         killed = [parent, *parent.children(recursive=True)]
         parent.kill()
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + 60
         while any(is_alive(one) for one in killed):
             assert time.monotonic() < deadline_s
             await asyncio.sleep(0.01)
@@ -272,17 +349,18 @@ def test_a_bad_file_is_named(name: str, box: Box) -> None:
     assert repr(name) in str(caught.value)
 
 
-def test_a_file_that_cannot_be_written_is_named(box: Box) -> None:
-    outcome = box.python("print('ran')", files={"a": b"x", "a/b": b"y"})
+@pytest.mark.parametrize("name", ["a/b", "d/" * 1990 + "f", "f" * 300])
+def test_a_file_that_cannot_be_written_is_named(name: str, box: Box) -> None:
+    outcome = box.python("print('ran')", files={"a": b"x", name: b"y"})
     assert (outcome.exit_code, outcome.stdout) == (1, "")
-    assert outcome.stderr.startswith("files: cannot write 'a/b'")
+    assert outcome.stderr.startswith(f"files: cannot write {name!r}")
 
 
 def test_a_call_whose_process_is_lost_runs_again_and_the_second_time_is_its_own(box: Box) -> None:
     named = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'victim'); time.sleep(2)"
 
     async def killed(times: int) -> Execution:
-        running = asyncio.create_task(box.runner.run(Work("python", named, 9.0)))
+        running = asyncio.create_task(box.runner.run(Work("python", named, 30.0)))
         for _ in range(times):
             while not (victims := [pid for pid in _grandchildren() if _name(pid) == "victim"]):
                 await asyncio.sleep(0.01)
@@ -295,23 +373,12 @@ def test_a_call_whose_process_is_lost_runs_again_and_the_second_time_is_its_own(
     assert box.wait(killed(2)).reason == "lost"
 
 
-def _children(pid: int) -> list[int]:
-    return [
-        int(child)
-        for path in Path(f"/proc/{pid}/task").glob("*/children")
-        for child in path.read_text().split()
-    ]
-
-
 def _grandchildren() -> list[int]:
     return [pid for zygote in _children(os.getpid()) for pid in _children(zygote)]
 
 
 def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+    return _read(Path(f"/proc/{pid}/comm")).strip()
 
 
 def _parent(pid: int) -> int:
@@ -320,7 +387,4 @@ def _parent(pid: int) -> int:
 
 def _alive(pid: int) -> bool:
     """Tells whether it runs; in a container nobody may wait for orphans."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    return _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2][1:2] not in ("", "Z", "X")

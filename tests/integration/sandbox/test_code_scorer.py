@@ -13,6 +13,7 @@ from tailrace.tools.host import LocalTools
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
 from tailrace_protos.reward import ScoreItem
+from tailrace_protos.tool import CallTool, ToolResult
 from tailrace_reward.adapters.scorers import SandboxTests
 from tailrace_reward.ports import ComponentFailedError
 from tailrace_sandbox.adapters.place import prepare
@@ -42,7 +43,7 @@ def item(program: str, row: dict[str, Any]) -> ScoreItem:
 
 
 async def test_programs_get_what_their_tests_say(tools: LocalTools) -> None:
-    scorer = SandboxTests(tools, timeout_s=2.0)
+    scorer = SandboxTests(tools, timeout_s=6.0)
     add = "def add(a, b):\n    return a + b"
     cases = [
         (SUM, IO, 1.0),
@@ -72,6 +73,21 @@ async def test_a_right_output_that_the_sandbox_cuts_is_no_zero(tools: LocalTools
             await scorer.score(item(program, row))
     assert await scorer.score(item("print('x')", text)) == 0.0
     assert await scorer.score(item("print('x' * 100000)", IO)) == 0.0  # it says too much
+
+
+async def test_no_file_of_a_program_keeps_it_from_its_verdict(tools: LocalTools) -> None:
+    asked: list[str] = []
+
+    class Asked(LocalTools):
+        async def run_call(self, request: CallTool) -> ToolResult:
+            asked.extend(request.arguments["outputs"])
+            return await tools.run_call(request)
+
+    scorer = SandboxTests(Asked([]))
+    assert await scorer.score(item(SUM, IO)) == 1.0
+    large = f"for name in {sorted(set(asked))}:\n    if name: open(name, 'wb').write(bytes(8 << 20))\n"
+    large += "open('no file', 'wb').write(bytes(8 << 20))\n"
+    assert await scorer.score(item(large + SUM, IO)) == 1.0
 
 
 async def test_the_share_of_passed_tests_counts_if_asked_for(tools: LocalTools) -> None:

@@ -177,7 +177,7 @@ def test_no_group_outlives_its_service(grouped: Box) -> None:
     path = box.place.groups.path
     assert len(_groups(box)) == 1
     session = box.wait(box.runner.open_session())
-    assert box.wait(session.execute(Work("session", "1", 5.0))).is_ok
+    assert box.wait(session.execute(Work("session", "1", 30.0))).is_ok
     assert len(_groups(box)) == 2
     box.wait(session.close())
     assert len(_groups(box)) == 1

@@ -6,8 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 
 from tailrace_sandbox.adapters.tools import PythonSessionTool, PythonTool
@@ -49,6 +53,19 @@ SESSIONS = {
     "names that are not the call's": "globals().clear()\nlocals().update(__builtins__=None, exit=1)",
     "a working folder that is gone": "import os, shutil\nshutil.rmtree(os.getcwd(), ignore_errors=True)\nos.mkdir('/nowhere') if 0 else None",
     "a folder that nobody may read": "import os\nos.chmod('.', 0)",
+    "an alarm that ends it": "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0.05)",
+    "a clock that never stops": "import signal\nclass T(Exception): pass\ndef tick(*_): raise T\nsignal.signal(signal.SIGALRM, tick)\nsignal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)",
+    "an interrupt from a thread": "import os, threading\nthreading.Timer(0.05, lambda: os.kill(os.getpid(), 2)).start()",
+    "an interrupt at each line": "import sys\ndef stop(*_): raise KeyboardInterrupt\nsys.settrace(stop)\nx = 1",
+    "no signals": "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\nwhile True: pass",
+    "no more files": "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))",
+    "no more memory": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))",
+    "no modes": "import os\nos.umask(0o777)",
+    "no display": "import sys\nsys.displayhook = None",
+    "imports that exit": "import sys\nclass F:\n    def find_spec(self, *_): raise SystemExit\nsys.meta_path.insert(0, F())\nsys.modules.pop('traceback', None)",
+    "warnings that raise": "import warnings\nwarnings.simplefilter('error')",
+    "a wake-up in every pipe": "import os, signal\nr, w = os.pipe(); os.set_blocking(w, False); signal.set_wakeup_fd(w)\nos.kill(os.getpid(), 28)",
+    "memory that is never collected": "import gc\ngc.callbacks.append(lambda *_: 1 / 0)\ngc.collect()",
 }
 OUTPUTS = {
     "a pipe by name": "import os\nos.mkfifo('out')",
@@ -92,10 +109,84 @@ def test_patterns_that_take_too_long_are_refused_by_name(box: Box) -> None:
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_an_output_is_a_file_of_the_call_or_refused(name: str, box: Box) -> None:
     tool = PythonTool(box.runner, CONFIG)
-    told = box.wait(tool.execute({"code": OUTPUTS[name], "outputs": list(PATTERNS), "timeout_s": 5.0}))
+    told = box.wait(tool.execute({"code": OUTPUTS[name], "outputs": list(PATTERNS), "timeout_s": 30.0}))
     assert "root:" not in told.content
     if name == "a deep folder":
         assert json.loads(told.content)["files"] == {f"{'o/' * 60}out": ""}
     assert len(told.content) <= 4 * LIMITS.disk_bytes
     assert box.python("print('after')").stdout == "after\n"
     assert box.leaves_no_folder()
+
+
+Waits = Callable[[int], None]
+
+
+def _interrupted(pid: int) -> None:
+    os.kill(pid, signal.SIGINT)
+
+
+def _alarmed(pid: int) -> None:
+    """Send what a timer of the process would: one of its own could end before the call does."""
+    os.kill(pid, signal.SIGALRM)
+
+
+def _nothing(_: int) -> None:
+    pass
+
+
+# What comes between two calls: code of the first, what happens then, and what the second says besides.
+BETWEEN: dict[str, tuple[str, Waits, str]] = {
+    "an alarm of the call before": (
+        "import signal\ndef late(*_): raise TimeoutError('too slow')\nsignal.signal(signal.SIGALRM, late)",
+        _alarmed,
+        "TimeoutError: too slow",
+    ),
+    "an interrupt that comes too late": ("", _interrupted, ""),
+    "a pipe in the place of a file": ("import os\nos.mkfifo('in')", _nothing, "cannot write 'in'"),
+    "no lines for a traceback": ("import linecache\nlinecache.cache = None", _nothing, "TypeError"),
+    "no memory for the files": ("import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 20,) * 2)", _nothing, "MemoryError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_a_session_outlives(name: str, box: Box) -> None:
+    code, happens, told = BETWEEN[name]
+
+    async def scenario() -> list[Any]:
+        tool = PythonSessionTool(box.runner, CONFIG)
+        results = [await tool.execute({"code": f"{code}\nx = 5"})]
+        happens(_process_of(tool))
+        asked = {"code": "x", "files": {"in": "text"}, "outputs": ["in"]}
+        results += [await tool.execute(asked), await tool.execute({"code": "x"})]
+        await tool.release()
+        return results
+
+    first, second, third = box.wait(scenario())
+    assert first.content == ""
+    assert told in second.content
+    assert "the session is over" not in second.content
+    if "linecache" not in code:
+        assert third.content == "5"
+
+
+def test_a_session_whose_files_take_too_long_keeps_its_names(box: Box) -> None:
+    deep = "x = 5\nimport os\nfor _ in range(40):\n    os.mkdir('o'); os.chdir('o')\nos.chdir('/'.join(['..'] * 40))"
+    slow = {"code": "", "outputs": ["/".join(["**", "o"] * 20)], "timeout_s": 1.0}
+
+    async def scenario() -> list[Any]:
+        tool = PythonSessionTool(box.runner, CONFIG)
+        results = [await tool.execute(asked) for asked in ({"code": deep}, slow, {"code": "x"})]
+        await tool.release()
+        return results
+
+    _, cut, after = box.wait(scenario())
+    found = json.loads(cut.content)
+    assert found["refused_files"] == slow["outputs"]
+    assert "interrupted because it took longer than 1 s" in found["notes"][-1]
+    assert after.content == "5"
+
+
+def _process_of(tool: PythonSessionTool) -> int:
+    zygote = psutil.Process(tool._session._zygote._process.pid)  # type: ignore[union-attr]
+    (found,) = zygote.children()
+    return int(found.pid)

@@ -182,9 +182,10 @@ async def test_sigterm_lets_a_call_end_and_leaves_nothing(
     cluster: Cluster, client: ToolClient, flag: Path
 ) -> None:
     sandbox = cluster.sandboxes[-1]
-    base = sandbox.base()
-    assert base.is_dir()
     async with client.session("e1", TOOLS) as tools:
+        await call(tools, "python", code="print('it is up')")
+        base = sandbox.base()
+        assert base.is_dir()
         calling = asyncio.create_task(call(tools, "python", code=waiting_for(flag)))
         await until(sandbox.running_calls)
         family = sandbox.family()

@@ -152,7 +152,17 @@ class FakeAgents:
         if outcome is None:
             self.held.append(task)
             return
+        await self.put(task, outcome)
+
+    async def put(self, task: EpisodeTask, outcome: Outcome = Outcome.OK) -> None:
+        """Settle an episode, one that is held too."""
         await self._buffer.put_trajectory(made_trajectory(task, outcome))
+
+
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """Lines of a file to which another process may be writing; not one that it has half written."""
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    return [msgspec.json.decode(line) for line in whole.splitlines()]
 
 
 def made_trajectory(task: EpisodeTask, outcome: Outcome) -> Trajectory:
@@ -296,8 +306,9 @@ class FakeRun:
         self.store = store
         config = folder / "experiment.yaml"
         config.write_text(yaml.safe_dump(experiment))
-        self.scheduler = ServiceProcess(
-            "scheduler", config, environment(endpoints, folder), folder / "scheduler.log"
+        self.scheduler, self.standby = (
+            ServiceProcess("scheduler", config, environment(endpoints, folder), folder / f"{name}.log")
+            for name in ("scheduler", "standby")
         )
         self.server = FakeServer(bus, run)
         self.agents = FakeAgents(bus, store, run)
@@ -335,13 +346,14 @@ class FakeRun:
             await asyncio.wait(running, timeout=1.0)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.scheduler.kill()
+        self.standby.kill()
 
     def go(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(work)
         self._tasks.append(task)
         return task
 
-    async def until(self, holds: Callable[[], bool], within_s: float = 30.0) -> None:
+    async def until(self, holds: Callable[[], bool], within_s: float = 120.0) -> None:
         """Return once `holds`; polls, because what is waited for happens in another process."""
         end_s = time.monotonic() + within_s
         while not holds():
@@ -358,13 +370,11 @@ class FakeRun:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        path = self.run_dir / "metrics.jsonl"
-        return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+        return whole_lines(self.run_dir / "metrics.jsonl")
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        path = self.run_dir / "events.jsonl"
-        return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+        return whole_lines(self.run_dir / "events.jsonl")
 
     def bodies(self, kind: str) -> list[dict[str, Any]]:
         return [line["body"] for line in self.lines if line["body"]["type"] == kind]
@@ -376,11 +386,13 @@ class FakeRun:
             self.bus.jetstream, stream, "test", filter_subject=subjects.events(self.run)
         )
         seqs: list[str] = []
-        while messages := await consume(self.bus, stream, "test", EventBatch, 100, 0.3):
-            for batch, ack in messages:
+        while True:  # a fetch may find none in time although there are some
+            for batch, ack in await consume(self.bus, stream, "test", EventBatch, 100, 0.3):
                 seqs += [event.seq for event in batch.events]
                 await ack()
-        return seqs
+            info = await self.bus.jetstream.consumer_info(stream, "test")
+            if not info.num_pending and not info.num_ack_pending:
+                return seqs
 
     async def _on_status(self, status: RunStatus) -> None:
         self.statuses.append(status)

@@ -44,7 +44,7 @@ async def bother(run: FakeRun) -> Counter[str]:
     return answers
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_a_run_ends_whatever_strangers_tell_its_scheduler(make_run: MakeRun) -> None:
     async with make_run(max_steps=6) as run:
         run.agents.max_episodes = {"train": 64, "eval": 64}  # as workers do

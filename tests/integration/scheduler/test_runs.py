@@ -13,6 +13,7 @@ from tailrace_protos.episode import EpisodeTask, Outcome
 from tailrace_scheduler.core.run_log import METRIC_KEYS
 from tests.audit import build_ledger, check_ledger
 from tests.integration.scheduler.conftest import MakeRun
+from tests.integration.scheduler.fakes import FakeRun
 from tests.world.servers import ServerProcess
 
 
@@ -37,7 +38,7 @@ async def test_a_run_of_three_steps_ends_by_itself_with_a_row_for_every_step(mak
             assert sum(accounts) == pytest.approx(row["time_s"] - before_s, abs=1e-6)
         assert run.bodies("run_finished")[0]["step"] == 3
         assert await run.announced() == [line["seq"] for line in run.lines]
-        assert run.scheduler.stop(20) == 0
+        assert run.scheduler.stop(60) == 0
 
 
 async def test_the_first_and_last_evaluation_are_whole_and_stand_alone(make_run: MakeRun) -> None:
@@ -110,10 +111,109 @@ async def test_a_scheduler_killed_again_and_again_loses_and_doubles_nothing(make
         assert set(run.agents.played.values()) == {1}
 
 
+async def test_a_standby_goes_on_with_the_run_of_a_scheduler_that_died(make_run: MakeRun) -> None:
+    async with make_run(max_steps=6) as run:
+        await run.learner.begin()
+        run.go(run.learner.train())
+        run.standby.start()
+        await run.until(lambda: "standing by" in run.standby.log and run.learner.step >= 2)
+        run.scheduler.kill()
+        await run.until(lambda: "state taken over" in run.standby.log)
+        run.scheduler.start()  # the next standby
+        await run.until(lambda: "standing by" in run.scheduler.log and run.learner.step >= 4)
+        run.standby.kill()
+        await run.until_finished()
+
+        check_ledger(build_ledger(run.run_dir))
+        assert [row["step"] for row in run.rows] == [0, 1, 2, 3, 4, 5, 6]
+        assert list(dict.fromkeys(await run.announced())) == [line["seq"] for line in run.lines]
+        assert [body["step"] for body in run.bodies("run_finished")] == [6]
+        assert set(run.agents.played.values()) == {1}
+
+
+@pytest.mark.parametrize("lost", ["record", "trajectory"])
+async def test_a_group_whose_writes_redis_has_lost_holds_up_no_run(
+    lost: str, make_run: MakeRun
+) -> None:
+    """As after a power failure of its host, with `fsync: everysec`."""
+    async with make_run(max_steps=2, eval_steps=0) as run:
+        name, key = "t00000001", f"{{{run.run}}}:"
+
+        def hangs(task: EpisodeTask) -> Outcome | None:
+            return None if task.episode_id == f"{name}.0" else Outcome.OK
+
+        run.agents.outcome_of = hangs
+        await run.learner.begin()
+        run.go(run.learner.train())
+        ended = [f"{name}.1", f"{name}.2"]
+        await run.until(
+            lambda: {*ended} <= {one["episode_id"] for one in run.bodies("episode_settled")}
+        )
+        await run.until(lambda: bool(run.agents.held))
+        if lost == "record":
+            await run.store.command("DEL", f"{key}group:{name}", f"{key}data:{name}")
+            for names in ("open", "ages"):
+                await run.store.command("ZREM", f"{key}{names}", name)
+        else:
+            await run.store.command("HDEL", f"{key}group:{name}", "s1")
+            await run.store.command("HSET", f"{key}group:{name}", "left", 2, "valid", 1)
+            await run.agents.put(run.agents.held.pop())
+        await run.until_finished()
+        [closed] = [body for body in run.bodies("group_closed") if body["group_id"] == name]
+        assert closed["sent_to_learner"] == (lost == "trajectory")
+
+
+@pytest.mark.parametrize("first_lost", ["evaluation_started", "group_closed", "evaluation_finished"])
+async def test_a_log_that_has_lost_its_last_lines_holds_up_no_run(
+    first_lost: str, make_run: MakeRun
+) -> None:
+    """As after a power failure: Redis writes to its disk every second, the log when the system does."""
+    async with make_run(max_steps=1, eval_steps=0) as run:
+        held = "e0-v0.00002.0" if first_lost == "group_closed" else ""
+
+        def hangs(task: EpisodeTask) -> Outcome | None:
+            return None if task.episode_id == held or task.phase == "train" else Outcome.OK
+
+        run.agents.outcome_of = hangs
+        await run.learner.begin()
+        num_closed = 5 if held else 6
+        await run.until(lambda: len(run.bodies("group_closed")) == num_closed)
+        await run.until(lambda: bool(held or run.bodies("evaluation_finished")))
+        await cut_log(run, first_lost)
+        run.agents.outcome_of = lambda task: Outcome.OK
+        for task in run.agents.held:
+            await run.agents.put(task)
+        run.go(run.learner.train())
+        await run.until_finished()
+        assert [body["step"] for body in run.bodies("evaluation_finished")] == [0, 1]
+
+
+async def test_a_log_that_has_lost_its_end_gets_it_again(make_run: MakeRun) -> None:
+    async with make_run(max_steps=1, eval_steps=0) as run:
+        await run.learner.begin()
+        run.go(run.learner.train())
+        await run.until_finished()
+        await cut_log(run, "run_finished")
+        await run.until(lambda: bool(run.bodies("run_finished")))
+        assert len(run.bodies("run_finished")) == 1
+
+
+async def cut_log(run: FakeRun, first_lost: str) -> None:
+    """Let the log lose its lines from the first event of a kind on, while the scheduler is away."""
+    while await run.store.command("XLEN", f"{{{run.run}}}:outbox"):
+        await asyncio.sleep(0.01)  # an event that the log has is deleted there
+    run.scheduler.kill()
+    log = run.run_dir / "events.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    first = next(n for n, line in enumerate(lines) if first_lost.encode() in line)
+    log.write_bytes(b"".join(lines[:first]))
+    run.scheduler.start()
+
+
 async def test_a_straggler_is_cancelled_at_its_groups_deadline_and_the_group_is_trained(
     make_run: MakeRun,
 ) -> None:
-    async with make_run(max_steps=1, eval_steps=0, scheduler={"group_timeout_s": 1.5}) as run:
+    async with make_run(max_steps=1, eval_steps=0, scheduler={"group_timeout_s": 8.0}) as run:
 
         def hangs(task: EpisodeTask) -> Outcome | None:
             return None if task.phase == "train" and task.member == 1 else Outcome.OK
@@ -175,7 +275,7 @@ async def test_nats_and_redis_killed_and_started_again_only_delay_a_run(
 
 
 async def test_episodes_lost_with_the_work_queue_go_out_as_a_new_attempt(make_run: MakeRun) -> None:
-    async with make_run(max_steps=1, eval_steps=0, scheduler={"lease_ttl_s": 1.0}) as run:
+    async with make_run(max_steps=1, eval_steps=0, scheduler={"lease_ttl_s": 4.0}) as run:
         first: set[str] = set()
 
         def vanish(task: EpisodeTask) -> Outcome | None:
@@ -237,7 +337,7 @@ async def test_the_time_in_which_a_run_is_stopped_is_nobodys_idle_time(make_run:
 async def test_a_wrong_capacity_ends_the_process_with_code_two_and_one_line(make_run: MakeRun) -> None:
     run = make_run(scheduler={"max_buffered_groups": 3})
     run.scheduler.start()
-    assert run.scheduler.ended(20) == 2
+    assert run.scheduler.ended(60) == 2
     said = run.scheduler.log
     assert "Traceback" not in said
     assert "scheduler.max_buffered_groups" in said

@@ -36,6 +36,18 @@ async def test_events_come_in_the_order_emitted_until_they_are_acknowledged(outb
     assert await outbox.read(10, 0) == events[1:]
 
 
+async def test_events_are_read_on_while_earlier_ones_wait_for_their_acknowledgement(
+    outbox: Outbox,
+) -> None:
+    for step in range(3):
+        await outbox.emit("scheduler", RunFinished(step, "x"))
+    first = await outbox.read(1, 0)
+    others = await outbox.read(10, 0, first[0].seq)
+    assert [event.body for event in others] == [RunFinished(1, "x"), RunFinished(2, "x")]
+    assert await outbox.read(10, 0.01, others[-1].seq) == []
+    assert await outbox.read(10, 0) == [*first, *others]
+
+
 async def test_an_event_acknowledged_is_deleted(
     outbox: Outbox, redis: StoreConnection, run_name: str
 ) -> None:
@@ -55,7 +67,7 @@ async def test_an_event_emitted_once_is_not_repeated_by_a_restarted_process(
 async def test_a_reader_wakes_up_when_something_happens(outbox: Outbox) -> None:
     reading = asyncio.create_task(outbox.read(10, 30.0))
     await outbox.emit("scheduler", RunStarted("r", "abc"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert len(await reading) == 1
 
 
@@ -84,6 +96,19 @@ async def test_whoever_loads_a_journal_fences_off_the_worker_before(
     assert await successor.load("g.0") == [turn(0)]
     assert await stalled.append("g.0", turn(1)) is AppendResult.FENCED
     assert await successor.append("g.0", turn(1)) is AppendResult.APPENDED
+
+
+async def test_a_fenced_worker_learns_whether_its_message_is_played_by_the_other(
+    redis: StoreConnection, run_name: str
+) -> None:
+    first, again = Journal(redis, run_name, "7-1"), Journal(redis, run_name, "7-1")
+    await first.append("g.0", turn(0))
+    await again.load("g.0")
+    assert await first.append("g.0", turn(1)) is AppendResult.REDELIVERED
+    assert await first.taken_by("g.0") is AppendResult.REDELIVERED
+    await Journal(redis, run_name, "8-1").load("g.0")
+    assert await again.append("g.0", turn(1)) is AppendResult.FENCED
+    assert await first.taken_by("g.0") is AppendResult.FENCED
 
 
 async def test_settling_an_episode_ends_its_journal(
@@ -145,6 +170,8 @@ async def test_recorded_versions_tell_lineage_and_step(redis: StoreConnection, r
     await versions.record(WeightManifest(3, "a", 7, None, (), 0))
     await versions.record(WeightManifest(4, "b", 7, None, (), 0))
     assert await versions.all() == {3: ("a", 7), 4: ("b", 7)}
+    assert await versions.of({4, 5}) == {4: ("b", 7)}
+    assert await versions.of(()) == {}
 
 
 async def test_an_episode_that_begins_anew_forgets_its_turns_but_not_its_successors(

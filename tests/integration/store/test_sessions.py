@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from tailrace.store import Journal, OutsideEpisodes, SessionLogs, StoreConnection, TrajectoryBuffer
+from tailrace.store import (
+    AppendResult,
+    Journal,
+    OutsideEpisodes,
+    SessionLogs,
+    StoreConnection,
+    TrajectoryBuffer,
+)
 from tailrace.store.sessions import CLOSED, OutsideLease
 from tailrace_protos.session import OpenSession, OutsideOffer, OutsideResult, SessionLimits
 from tests.integration.store.made import group, trajectory
@@ -26,7 +33,7 @@ async def test_a_call_is_answered_by_who_claimed_it_until_it_lets_go(
 async def test_a_claim_whose_holder_died_runs_out(redis: StoreConnection, run_name: str) -> None:
     logs = SessionLogs(redis, run_name)
     assert await logs.claim("s", "call", "dead", 0.05) == "dead"
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(60):
         while await logs.claim("s", "call", "alive", 60.0) != "alive":
             await asyncio.sleep(0.01)
 
@@ -61,9 +68,10 @@ async def test_the_first_of_two_writers_of_a_journal_learns_of_the_second(
     redis: StoreConnection, run_name: str
 ) -> None:
     first, second = Journal(redis, run_name), Journal(redis, run_name)
-    assert await first.is_writer("train-0.0")
+    assert await first.taken_by("train-0.0") is None
     await second.load("train-0.0")
-    assert (await first.is_writer("train-0.0"), await second.is_writer("train-0.0")) == (False, True)
+    taken = await first.taken_by("train-0.0"), await second.taken_by("train-0.0")
+    assert taken == (AppendResult.FENCED, None)
 
 
 # Outside episodes

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -22,7 +23,8 @@ Play = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights over bytes, as `save_pretrained` writes them."""
+    """The same random weights over bytes in each run of the tests, as `save_pretrained` writes them."""
+    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     folder = build_byte_tokenizer(tmp_path_factory.mktemp("model"))
@@ -37,6 +39,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_position_embeddings=2048,
         tie_word_embeddings=True,
     )
+    torch.manual_seed(0)
     Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder
 
@@ -88,6 +91,7 @@ class ScriptedEndpoint:
                 "total_tokens": 23 + number,
             },
         }
+        path = urlsplit(path).path  # a proxy is asked for whole URLs
         return (self.status if path == "/v1/chat/completions" else 404), body
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,35 @@ def test_a_workflow_calls_a_gateway_of_its_own_and_every_call_is_shown(
     assert re.search(r"turn 2: \d+ new tokens in, \d+ out", shown)
     assert re.search(r"outcome ok, return \S+, 2 turns", shown), shown
     assert re.search(r"row 1 of \d: \d+ tokens", shown)
+
+
+def test_no_proxy_stands_between_a_workflow_and_the_gateway_of_the_command(
+    play: Play, endpoint: ScriptedEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a client of an SDK does, urllib takes the way that the environment names."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr(urllib.request, "_opener", None)  # it keeps the proxies of its first call
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "")
+    (tmp_path / "plain_agent.py").write_text(PLAIN_AGENT)
+    path = tmp_path / "experiment.yaml"
+    path.write_text(PLAIN_EXPERIMENT)
+    shown = play(str(path), "--endpoint", endpoint.url, "--model", "m")
+    assert "outcome ok, return 1" in shown, shown
+
+
+def test_a_workflow_that_leaves_before_the_end_of_an_answer_has_made_its_call(
+    play: Play, endpoint: ScriptedEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent reads the status only; 16 MB fit into no buffer in between; the rest meets nobody."""
+    monkeypatch.setattr(urllib.request, "_opener", None)
+    endpoint.script = [{"content": "7", "ignored": " " * (16 << 20)}]
+    (tmp_path / "plain_agent.py").write_text(PLAIN_AGENT)
+    path = tmp_path / "experiment.yaml"
+    path.write_text(PLAIN_EXPERIMENT)
+    shown = play(str(path), "--endpoint", endpoint.url, "--model", "m")
+    assert "outcome ok, return 1, 1 turns" in shown, shown[-500:]
+    assert "ConnectionReset" not in shown
 
 
 def test_an_endpoint_plays_an_agent_loop_with_tools(
@@ -119,6 +149,54 @@ class Editor(AgentLoop):
         await policy.chat([ChatMessage("user", "Something else."), reply, ChatMessage("user", "So?")])
         return policy.finish()
 '''
+
+
+@pytest.mark.parametrize("example", ["calculator", "frameworks/openai_sdk"])
+def test_an_endpoint_elsewhere_is_reached_by_the_proxy_that_the_environment_names(
+    example: str, play: Play, endpoint: ScriptedEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", endpoint.url.removesuffix("/v1"))
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "")
+    shown = play(example, "--endpoint", "http://models.example/v1", "--model", "m")
+    assert "outcome ok" in shown, shown
+    assert endpoint.requests
+
+
+PLAIN_AGENT = """
+import asyncio
+import json
+import urllib.request
+
+
+def post(base_url, api_key):
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "How many?"}]}).encode()
+    headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
+    with urllib.request.urlopen(request) as answer:
+        return answer.status
+
+
+def rows(split):
+    return [{"prompt": "How many?"}]
+
+
+class PlainAgent:
+    async def run(self, data, *, base_url, api_key):
+        return float(await asyncio.to_thread(post, base_url, api_key) == 200)
+"""
+PLAIN_EXPERIMENT = """
+exp_name: plain
+pretrain: none
+scheduler: {tags: [questions]}
+agents:
+  workflow: {agent: plain_agent.PlainAgent}
+  datasets: {questions: {path: "plain_agent:rows"}}
+  max_episode_tokens: 1024
+  generating_args: {max_new_tokens: 64}
+  eval_generating_args: {max_new_tokens: 64}
+inference: {device: cpu, max_model_len: 1024}
+"""
 EXPERIMENT = """
 exp_name: editor
 pretrain: CHECKPOINT

@@ -95,7 +95,7 @@ async def test_a_worker_that_answers_anything_costs_its_own_call_alone(
 ) -> None:
     await serve(honest)
     await enter(answers)
-    async with asyncio.timeout(20), client.session("e", ["evil", "honest"]) as tools:
+    async with asyncio.timeout(60), client.session("e", ["evil", "honest"]) as tools:
         told = await tools.call(ToolCall("c", "evil", "{}"))
         assert told.infra_error or told.is_error
         assert (await tools.call(ToolCall("d", "honest", "{}"))).content == "as always"

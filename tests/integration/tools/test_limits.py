@@ -8,6 +8,8 @@ import threading
 from typing import Any, ClassVar
 
 import pytest
+from nats.aio.msg import Msg
+from nats.micro.request import Request
 
 from tailrace.bus import Bus
 from tailrace.sdk.tool import Tool, ToolOffer, ToolOutput, ToolUnavailableError, tool
@@ -23,7 +25,15 @@ from tailrace_protos.base import (
     encode_json,
 )
 from tailrace_protos.chat import ToolCall
-from tailrace_protos.tool import CallReply, CallTool, ProbeTools, ToolAccepted, ToolResult, ToolsProbed
+from tailrace_protos.tool import (
+    CallReply,
+    CallTool,
+    CancelTools,
+    ProbeTools,
+    ToolAccepted,
+    ToolResult,
+    ToolsProbed,
+)
 from tests.integration.tools.conftest import SHORT_DEADLINES, Serve
 from tests.world.samples import sample
 from tests.world.serving import eventually
@@ -121,14 +131,14 @@ async def test_a_function_that_blocks_for_ever_is_abandoned_and_counted(
 ) -> None:
     released = threading.Event()
 
-    @tool(timeout_s=0.1)
+    @tool
     def blocked() -> str:
         released.wait()
         return ""
 
     worker = await serve(blocked, max_concurrency=1, max_waiting=0)
     async with client.session("e", ["blocked"]) as tools:
-        result = await tools.call(call("blocked"))
+        result = await tools.call(call("blocked"), timeout_s=0.1)
         assert result.error_kind is ToolErrorKind.TIMEOUT
         assert worker.host.num_abandoned == 1
         second = asyncio.create_task(tools.call(call("blocked")))
@@ -157,7 +167,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_worker(client: ToolClient, s
         calling.cancel()
         with pytest.raises(asyncio.CancelledError):
             await calling
-        await asyncio.wait_for(cancelled.wait(), 5)
+        await asyncio.wait_for(cancelled.wait(), 60)
     await eventually(lambda: not worker._calls.running)
     assert client._port._receivers == {}
 
@@ -186,7 +196,8 @@ async def test_errors_of_the_tool_are_for_the_model_and_those_of_the_world_are_n
             how: await tools.call(call("fail", f'{{"how": "{how}"}}'))
             for how in ("exit", "report", "world", "strange", "surrogate", "divide")
         }
-    assert outcomes["exit"].content == "fail raised RuntimeError: sys.exit('bye')"
+    exited = "fail raised ExitError: it ended its process (SystemExit('bye'))"
+    assert outcomes["exit"].content.startswith(exited)
     assert outcomes["report"].error_kind is ToolErrorKind.REPORTED
     assert outcomes["report"].content == "nothing found"
     assert outcomes["world"].infra_error == "fail is not available: the database is down"
@@ -224,7 +235,8 @@ async def test_whatever_a_tool_raises_is_answered_at_once(
         for how in ("unusual", "cancelled", "exit"):
             result = await tools.call(call(name, f'{{"how": "{how}"}}'))
             assert result.error_kind is ToolErrorKind.RAISED, result
-            assert result.content.startswith(f"{name} raised RuntimeError: ")
+            kind = "ExitError" if how == "exit" else "RuntimeError"
+            assert result.content.startswith(f"{name} raised {kind}: ")
 
 
 async def test_a_tool_that_the_row_does_not_name_is_refused_with_those_it_names(
@@ -304,7 +316,7 @@ async def _raw_replies(bus: Bus, subject: str, request: CallTool, content_type: 
     data = encode_json(request) if content_type == JSON_CONTENT_TYPE else encode(request)
     headers = {"Content-Type": content_type} if content_type else None
     await nats.publish(subject, data, reply=inbox, headers=headers)
-    return [(await subscription.next_msg(timeout=5)).data for _ in range(2)]
+    return [(await subscription.next_msg(timeout=60)).data for _ in range(2)]
 
 
 async def test_a_call_that_comes_again_runs_once_and_is_answered_every_time(
@@ -328,10 +340,27 @@ async def test_a_call_that_comes_again_runs_once_and_is_answered_every_time(
     opened.set()
     answers = [decode((await pair)[1], CallReply) for pair in pairs]
     nats = bus.connection.client
-    late = await nats.request(subjects.tool_worker(worker.worker_id), encode(request), timeout=5)
+    late = await nats.request(subjects.tool_worker(worker.worker_id), encode(request), timeout=60)
     answers.append(decode(late.data, CallReply))
     assert [answer.content for answer in answers if isinstance(answer, ToolResult)] == ["1"] * 4
     assert num_runs == 1
+
+
+async def test_a_call_that_is_cancelled_as_it_comes_leaves_nothing_behind(
+    bus: Bus, serve: Serve
+) -> None:
+    worker = await serve(length, max_concurrency=1)
+    own = subjects.tool_worker(worker.worker_id)
+
+    def message(content: object) -> Request:
+        return Request(Msg(_client=bus.connection.client, subject=own, reply="r", data=encode(content)))
+
+    await worker._on_request(message(CallTool("hasty", "length", {"text": "four"})))
+    (running,) = worker._calls.running.values()
+    await worker._on_request(message(CancelTools(("hasty",))))  # one packet brought both
+    assert running.task is not None
+    await asyncio.wait({running.task})
+    assert not worker._calls.running
 
 
 async def test_a_result_that_was_lost_on_its_way_is_asked_for_again(
@@ -351,7 +380,7 @@ async def test_a_result_that_was_lost_on_its_way_is_asked_for_again(
         (running,) = worker._calls.running.values()
         running.replies.clear()  # whatever is answered now reaches nobody
         opened.set()
-        assert (await asyncio.wait_for(calling, 10)).content == "heard at last"
+        assert (await asyncio.wait_for(calling, 60)).content == "heard at last"
 
 
 async def test_malformed_requests_and_unknown_tools_are_answered_400(
@@ -359,11 +388,11 @@ async def test_malformed_requests_and_unknown_tools_are_answered_400(
 ) -> None:
     worker = await serve(length)
     nats = bus.connection.client
-    broken = await nats.request(subjects.tool("length", run_name), b"\xc1", timeout=5)
+    broken = await nats.request(subjects.tool("length", run_name), b"\xc1", timeout=60)
     assert (broken.headers or {})["Nats-Service-Error-Code"] == "400"
     assert "malformed" in (broken.headers or {})["Nats-Service-Error"]
     own = subjects.tool_worker(worker.worker_id)
-    unknown = await nats.request(own, encode(CallTool("c", "other")), timeout=5)
+    unknown = await nats.request(own, encode(CallTool("c", "other")), timeout=60)
     assert (unknown.headers or {})["Nats-Service-Error"] == "no tool 'other' here"
-    probed = await nats.request(own, encode(ProbeTools(("x",), ("y",))), timeout=5)
+    probed = await nats.request(own, encode(ProbeTools(("x",), ("y",))), timeout=60)
     assert decode(probed.data, ToolsProbed) == ToolsProbed()

@@ -17,7 +17,7 @@ from tailrace_cli.config import ClusterConfig
 from tailrace_protos.chat import ToolCall
 from tests.integration.tools.conftest import SHORT_DEADLINES
 from tests.world.servers import ServerProcess, free_port
-from tests.world.serving import endpoints_of, eventually
+from tests.world.serving import endpoints_of, eventually, eventually_async
 
 RUN = "guarded"
 PASSWORDS = {"agents": "a", "tools": "t", "sandbox": "s", "cli": "c"}
@@ -84,6 +84,10 @@ async def test_every_kind_of_message_between_callers_and_workers_is_allowed(
             counts = [(await tools.call(ToolCall("c", "counter", "{}"))).content for _ in range(20)]
             assert counts == [str(number) for number in range(1, 21)]
         await eventually(lambda: Counter.released == [20])
-        assert await client.discovery.stats(await client.discovery.workers())
+
+        async def has_load() -> bool:
+            return bool(await client.discovery.stats(await client.discovery.workers()))
+
+        await eventually_async(has_load)
         await client.close()
         await worker.drain(5.0)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -62,7 +63,12 @@ def read_line(process: subprocess.Popen[str]) -> str:
 
 
 async def line_of(process: subprocess.Popen[str]) -> str:
-    return await asyncio.wait_for(asyncio.to_thread(read_line, process), 20)
+    return await asyncio.wait_for(asyncio.to_thread(read_line, process), 60)
+
+
+def knows_its_worker(client: ToolClient) -> bool:
+    """Whether the acceptance of a call has come; what dies before may keep it back."""
+    return any(client._watch._attempts.values())
 
 
 async def test_workers_share_calls_and_may_join_and_leave_at_any_time(
@@ -146,7 +152,7 @@ async def test_an_answer_that_is_no_message_ends_even_a_call_that_may_be_repeate
 
     await bus.connection.subscribe(subjects.tool("confused", client.run), answer)
     await flush(bus.connection.client)
-    async with client.session("e", ["confused"]) as tools, asyncio.timeout(20):
+    async with client.session("e", ["confused"]) as tools, asyncio.timeout(60):
         result = await tools.call(call("confused"))
     assert "sent a malformed answer" in result.infra_error
 
@@ -172,7 +178,7 @@ async def test_a_call_that_worker_after_worker_forgets_ends(
     await bus.connection.subscribe(subjects.tool("forgotten", client.run), accept)
     await bus.connection.subscribe(subjects.tool_worker(worker_id), know_nothing)
     await flush(bus.connection.client)
-    async with client.session("e", ["forgotten"]) as tools, asyncio.timeout(20):
+    async with client.session("e", ["forgotten"]) as tools, asyncio.timeout(60):
         result = await tools.call(call("forgotten"))
     assert result.infra_error.startswith(f"forgotten: {MAX_DELIVERIES} workers lost it; at last: ")
     assert "does not know the call" in result.infra_error
@@ -190,7 +196,7 @@ async def test_a_worker_that_refuses_a_call_after_all_is_an_infrastructure_failu
 
     await bus.connection.subscribe(subjects.tool("fickle", client.run), answer)
     await flush(bus.connection.client)
-    async with client.session("e", ["fickle"]) as tools, asyncio.timeout(20):
+    async with client.session("e", ["fickle"]) as tools, asyncio.timeout(60):
         result = await tools.call(call("fickle"))
     assert "accepted the call, and then refused it" in result.infra_error
     assert "no room" in result.infra_error
@@ -203,8 +209,9 @@ async def test_a_worker_killed_in_a_call_is_an_infrastructure_failure_within_sec
         async with client.session("e", ["stuck"]) as tools:
             calling = asyncio.create_task(tools.call(call("stuck")))
             assert await line_of(process) == "stuck"
+            await eventually(lambda: knows_its_worker(client))
             process.send_signal(signal.SIGKILL)
-            result = await asyncio.wait_for(calling, 10)
+            result = await asyncio.wait_for(calling, 60)
     assert not result.is_error
     assert "died" in result.infra_error
 
@@ -221,10 +228,11 @@ async def test_an_idempotent_call_is_delivered_again_when_its_worker_is_killed(
             lines = {asyncio.create_task(line_of(process)): process for process in (one, two)}
             begun, waiting = await asyncio.wait(lines, return_when=asyncio.FIRST_COMPLETED)
             victim = lines[begun.pop()]
+            await eventually(lambda: knows_its_worker(client))
             victim.send_signal(signal.SIGKILL)
             assert await waiting.pop() == "repeatable"
             survivor = two if victim is one else one
-            assert (await asyncio.wait_for(calling, 10)).content == f"by {survivor.pid}"
+            assert (await asyncio.wait_for(calling, 60)).content == f"by {survivor.pid}"
     assert sample("tailrace_tool_redeliveries_total", tool="repeatable") >= 1
 
 
@@ -272,7 +280,7 @@ async def test_a_full_worker_refuses_with_advice_and_callers_wait_their_turn(
             subjects.tool("gate", run_name),
             msgspec.json.encode({"type": "call_tool", "call_id": "raw", "name": "gate"}),
             headers={"Content-Type": "application/json"},
-            timeout=5,
+            timeout=60,
         )
         assert (raw.headers or {})["Nats-Service-Error-Code"] == "503"
         assert float((raw.headers or {})["Retry-After"]) > 0
@@ -280,6 +288,36 @@ async def test_a_full_worker_refuses_with_advice_and_callers_wait_their_turn(
         results = await asyncio.gather(*calls)
     assert [result.content for result in results] == ["through"] * 8
     assert most == 2
+
+
+async def test_a_drain_waits_for_answers_that_are_under_way(
+    client: ToolClient, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @tool
+    async def quick() -> str:
+        return "done"
+
+    worker = await serve(quick)
+    began, may_end = asyncio.Event(), asyncio.Event()
+    answer, drain_tools = worker._replies.result, worker._registration.drain_tools
+
+    async def slow(*args: Any) -> None:
+        """Puts a large result into Redis."""
+        began.set()
+        await may_end.wait()
+        await answer(*args)
+
+    async def drained() -> None:
+        await drain_tools()
+        asyncio.get_running_loop().call_soon(may_end.set)
+
+    monkeypatch.setattr(worker._replies, "result", slow)
+    monkeypatch.setattr(worker._registration, "drain_tools", drained)
+    async with client.session("e", ["quick"]) as tools:
+        calling = asyncio.create_task(tools.call(call("quick")))
+        await began.wait()
+        await worker.drain(60.0)
+        assert (await calling).content == "done"
 
 
 async def test_a_draining_worker_finishes_its_calls_and_takes_no_others(
@@ -339,11 +377,12 @@ async def test_a_connection_that_breaks_and_comes_back_costs_no_call(
     async with client.session("e", ["patient"]) as tools:
         calling = asyncio.create_task(tools.call(call("patient")))
         await begun.wait()
+        await eventually(lambda: knows_its_worker(client))
         connection = client._port.bus.connection
         nats_server.kill()
         await eventually(lambda: not connection.is_connected)
         nats_server.start()
         await eventually(lambda: connection.is_connected, 20.0)
         opened.set()
-        result = await asyncio.wait_for(calling, 20)
+        result = await asyncio.wait_for(calling, 60)
     assert (result.content, result.infra_error) == ("still here", "")

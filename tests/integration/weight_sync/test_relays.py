@@ -10,11 +10,18 @@ import pytest
 
 from tailrace.bus import Bus
 from tailrace.weights import StagedWeights, TensorBytes, WeightPublisher, WeightReceiver
+from tailrace.weights import relay as relays
 from tailrace_protos.weights import WeightsApplied
 from tests.integration.weight_sync.conftest import HOST_ID, WeightSyncProcess
 from tests.integration.weight_sync.test_weight_sync import newest, newest_with, same
 
 NUM_BYTES = 12_000_000  # a dozen chunks, the last one short
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No relay that a busy machine stops counts as mute: its bytes would come from elsewhere."""
+    monkeypatch.setattr(relays, "_MUTE_S", 30.0)
 
 
 def large(seed: int) -> list[TensorBytes]:
@@ -79,6 +86,7 @@ async def test_eight_hosts_take_one_copy_from_weight_sync_and_the_rest_from_each
     await publisher.publish(large(0), lineage="a", optimizer_step=0)
     staged = await asyncio.gather(*(servers.fetch(each) for each in servers.add(8)))
     assert all(same(each, large(0)) for each in staged)
+    assert not any(isinstance(each.buffer.obj, bytearray) for each in staged)
     assert servers.num_relayed >= 6 * NUM_BYTES  # of 8; servers that asked late may add to the root
 
 
@@ -103,15 +111,16 @@ async def test_a_late_server_fetches_from_servers_that_applied_the_version(
     staged = await servers.fetch(first)
     await servers.applied(first, staged)
     (late,) = servers.add(1, host="host-s0")  # weight_sync prefers a server of the same host
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert same(await servers.fetch(late), large(1))
     assert first.relay.num_sent_bytes >= NUM_BYTES
 
 
 @pytest.mark.parametrize("death", ["closed", "mute"])
 async def test_a_dead_or_stalled_relay_is_routed_around_and_no_chunk_comes_twice(
-    publisher: WeightPublisher, servers: Servers, death: str
+    publisher: WeightPublisher, servers: Servers, death: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(relays, "_MUTE_S", 1.0)
     await publisher.publish(large(2), lineage="a", optimizer_step=2)
     (relay,) = servers.add(1, host="one")
     await servers.applied(relay, await servers.fetch(relay))
@@ -120,7 +129,7 @@ async def test_a_dead_or_stalled_relay_is_routed_around_and_no_chunk_comes_twice
     else:
         relay.relay._server._task.cancel()  # type: ignore[union-attr]  # the socket stays open
     (other,) = servers.add(1, host="one")  # its only neighbour is that server
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         staged = await servers.fetch(other)
     assert same(staged, large(2))
 
@@ -146,7 +155,7 @@ async def test_an_interrupted_fetch_goes_on_where_it_stood(
     (server,) = servers.add(1)
     available = await newest(server)
     fetching = asyncio.create_task(server.fetch(available))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (held := server.relay._held(version, False)) is None:
             await asyncio.sleep(0)
         await held.arrival(10)

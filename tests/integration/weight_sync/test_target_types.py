@@ -107,7 +107,7 @@ async def test_servers_of_one_type_pass_it_on_among_themselves(
         check(await server.fetch(await newest(server)), "bfloat16" if server is servers[3] else "", 0)
         name = f"s{servers.index(server)}"
         await server.report(WeightsApplied(name, version, 0.1, 0.1, 0.1))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not servers[3].relay.num_sent_bytes:
             late = WeightReceiver(
                 bus, bus.run, "host-3", "late", bind_host="127.0.0.2", target="bfloat16"

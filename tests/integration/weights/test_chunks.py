@@ -88,7 +88,7 @@ async def test_the_bytes_are_encrypted_and_strangers_get_nothing(bind_host: str)
         with pytest.raises(WeightsUnreachableError):
             await fetch(WeightSource("far", "", source.zmq_endpoint))
         with pytest.raises(WeightsUnreachableError, match="bind_host"):
-            await fetch(stranger, silence_s=0.05, max_silences=1)
+            await fetch(stranger, silence_s=0.05, patience_s=0.1)
 
 
 async def test_a_source_that_never_answers_is_given_up() -> None:
@@ -97,7 +97,7 @@ async def test_a_source_that_never_answers_is_given_up() -> None:
     port = mute.bind_to_random_port("tcp://127.0.0.1")
     with pytest.raises(WeightsUnreachableError):
         await fetch(
-            WeightSource("far", "", f"tcp://127.0.0.1:{port}", key), silence_s=0.02, max_silences=2
+            WeightSource("far", "", f"tcp://127.0.0.1:{port}", key), silence_s=0.02, patience_s=0.1
         )
     context.destroy(linger=0)
 
@@ -134,10 +134,34 @@ async def test_lost_doubled_and_shortened_chunks_are_asked_for_again() -> None:
 
     serving_badly = asyncio.create_task(serve_badly())
     source = WeightSource("far", "", f"tcp://127.0.0.1:{port}", key)
-    assert await fetch(source, chunk_bytes=300_000, credit=4, silence_s=0.05) == DATA
+    assert await fetch(source, chunk_bytes=300_000, credit=4, silence_s=0.5) == DATA
     assert len(asked) > len(set(asked))
     assert set(asked) == set(range(0, len(DATA), 300_000))
     serving_badly.cancel()
+    context.destroy(linger=0)
+
+
+async def test_a_source_that_takes_longer_than_a_silence_for_each_chunk_is_not_given_up() -> None:
+    """As behind a slow link: a connection that is cut after each silence would never see a chunk."""
+    context = zmq.asyncio.Context()
+    router, key = keyed(context)
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+
+    async def answer_late(peer: bytes, request: ChunkRequest) -> None:
+        await asyncio.sleep(0.5)
+        data = DATA[request.offset : request.offset + request.num_bytes]
+        await router.send_multipart([peer, encode(ChunkReply(3, request.offset)), data])
+
+    async def serve_late() -> None:
+        async with asyncio.TaskGroup() as answers:
+            while True:
+                peer, payload = await router.recv_multipart()
+                answers.create_task(answer_late(peer, decode(payload, ChunkRequest)))
+
+    serving_late = asyncio.create_task(serve_late())
+    source = WeightSource("far", "", f"tcp://127.0.0.1:{port}", key)
+    assert await fetch(source, silence_s=0.02, patience_s=60.0) == DATA
+    serving_late.cancel()
     context.destroy(linger=0)
 
 
@@ -167,11 +191,11 @@ async def test_a_buffer_that_still_arrives_is_passed_on_chunk_by_chunk() -> None
     await server.start()
     into = Holding(memoryview(bytearray(len(DATA))), complete=False, chunk_bytes=500_000)
     source = WeightSource("far", "", server.endpoint, server.public_key)
-    fetch = ChunkFetch(source, 3, into, credit=3, silence_s=0.5, max_silences=0)
+    fetch = ChunkFetch(source, 3, into, credit=3, silence_s=30.0, patience_s=0.0)
     fetching = asyncio.create_task(fetch.run())
     for offset in arriving.missing():
         arriving.write(offset, memoryview(DATA)[offset : offset + 500_000])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not into.has(offset, offset + arriving.size_at(offset)):
                 await into.arrival(1.0)
         assert into.missing() == arriving.missing()

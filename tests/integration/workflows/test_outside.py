@@ -37,8 +37,11 @@ class Desk:
         self.admin = admin
 
     async def lease(self, **body: Any) -> dict[str, Any]:
-        """Lease an episode that is about to be offered."""
-        answer = await self.admin.post("episodes", json={"wait_s": 10, **body})
+        """Lease an episode that is about to be offered, perhaps by a process that has yet to start."""
+        async with asyncio.timeout(120.0):
+            answer = await self.admin.post("episodes", json={"wait_s": 10, **body})
+            while answer.status_code == 204:
+                answer = await self.admin.post("episodes", json={"wait_s": 10, **body})
         assert answer.status_code == 200, answer.text
         leased: dict[str, Any] = answer.json()
         return leased
@@ -58,6 +61,15 @@ class Desk:
 async def start(world: WorkflowWorld, **workflow: Any) -> Desk:
     await world.start("", **OUTSIDE, **workflow)
     return Desk(world, world.gateway.http(await world.gateway.open("probe"), ADMIN_KEY))
+
+
+async def start_gateway(world: WorkflowWorld, instance_id: str) -> SessionOpened:
+    await world.gateway.start_gateway(instance_id)
+    return await world.gateway.open("probe")
+
+
+async def ask(player: httpx2.AsyncClient) -> httpx2.Response:
+    return await player.post("chat/completions", json={"messages": [USER]})
 
 
 async def end(player: httpx2.AsyncClient, **body: Any) -> httpx2.Response:
@@ -96,12 +108,46 @@ async def test_a_repeated_reward_changes_nothing_and_another_one_is_refused(
         assert (again.status_code, again.json()["is_repeated"]) == (200, True)
         other = await end(player, reward=0.5)
         assert (other.status_code, other.json()["error"]["code"]) == (409, "already_rewarded")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while [key for key in await world.session_keys() if leased["episode_id"].encode() in key]:
                 await asyncio.sleep(0.02)
     assert (await player.get("episodes/current")).json()["state"] == "over"
     assert (await player.get("episodes/current")).json()["outcome"] == "ok"
     assert (await player.post("chat/completions", json={"messages": [USER]})).status_code == 401
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+async def test_calls_after_the_reward_are_refused_and_take_no_part_in_it(
+    world: WorkflowWorld, is_own: bool
+) -> None:
+    opened = [await start_gateway(world, replica) for replica in ("gateway-0", "gateway-1")]
+    settings = world.settings("", **OUTSIDE, reward_scope="last")
+    worker = world.agents.spawn_agents("w0", **settings)
+    desk = Desk(world, world.gateway.http(opened[0], ADMIN_KEY))
+    await world.admit()
+    leased = await desk.lease(agent="a")
+    player = await desk.play(leased)
+    there = await other_url(world.gateway, leased["base_url"])
+    elsewhere = await desk.play({**leased, "base_url": there})
+    worker.kill()  # nobody takes the reward for a while
+    world.model.hold = True
+    late = asyncio.create_task(ask(player))
+    await eventually(lambda: world.model.num_held == 1)
+    one = f"episodes/{leased['episode_id']}/reward"
+    rewarder = player if is_own else desk.admin
+    assert (await rewarder.post(one, json={"reward": 1.0})).status_code == 200
+    assert (await late).status_code == 410
+    world.model.release()
+    for client in (player, elsewhere):
+        async with asyncio.timeout(60):
+            while (refused := await ask(client)).status_code == 200:  # the other replica is told soon
+                pass
+        assert (refused.status_code, refused.json()["error"]["code"]) == (410, "session_closed")
+    await world.gateway.open(leased["episode_id"])  # as a worker does that finds it leased
+    await world.agents.start_agents("w1", **settings)
+    (played,) = (await world.agents.trajectories(1)).values()
+    assert (played.outcome, played.metrics["num_calls"]) == (Outcome.OK, 2)
+    assert [row.reward for row in played.rows] == [0.0, 1.0]
 
 
 async def test_keys_ids_and_bodies_that_are_wrong_are_told(world: WorkflowWorld) -> None:
@@ -121,6 +167,7 @@ async def test_keys_ids_and_bodies_that_are_wrong_are_told(world: WorkflowWorld)
     for body, param in (
         ({}, "reward"),
         ({"reward": "x"}, "reward"),
+        ({"reward": 1e13}, "reward"),
         ({"outcome": "great", "reward": 1}, "outcome"),
         ({"outcome": "infra_failure", "reward": 1}, "reward"),
         ({"made_up": 1}, "made_up"),
@@ -153,7 +200,7 @@ async def test_an_agent_that_restarts_gets_its_episode_again_from_its_start(
 
 
 async def test_an_agent_without_a_sign_of_life_loses_its_episode(world: WorkflowWorld) -> None:
-    desk = await start(world, lease_s=0.5)
+    desk = await start(world, lease_s=3.0)
     await world.admit()
     first = await desk.lease(agent="a")
     died = await desk.play(first)
@@ -178,7 +225,7 @@ async def test_a_dead_worker_and_a_dead_gateway_leave_the_agents_episode_alone(
     gateway_0 = await world.gateway.open("probe")
     desk = Desk(world, world.gateway.http(gateway_0, ADMIN_KEY))
     await world.admit(group_size=2)
-    leased = [await desk.lease(agent=f"a/{slot}", wait_s=30) for slot in range(2)]
+    leased = [await desk.lease(agent=f"a/{slot}") for slot in range(2)]
     players = [await desk.play(one) for one in leased]
     worker.kill()
     assert (await end(players[0], reward=0.5)).status_code == 200  # nobody waits for it now
@@ -201,11 +248,11 @@ async def test_an_agent_that_outlives_a_stop_goes_on_after_its_old_deadline(
         await world.gateway.start_gateway(replica)
     opened = await world.gateway.open("probe")
     urls = (opened.base_url, await other_url(world.gateway, opened.base_url))
-    settings = world.settings("", **OUTSIDE, timeout_s=8.0, lease_s=1.0)
+    settings = world.settings("", **OUTSIDE, timeout_s=10.0, lease_s=4.0)
     worker = world.agents.spawn_agents("w0", **settings)
     desk = Desk(world, world.gateway.http(opened, ADMIN_KEY))
     await world.admit(timeout_s=600.0)
-    leased = await desk.lease(agent="a", wait_s=30)
+    leased = await desk.lease(agent="a")
     players = [await desk.play({**leased, "base_url": url}) for url in urls]
     await desk.lease(agent="a", keep_session=True)  # its calls are seen: they prolong nothing
     worker.kill()
@@ -236,7 +283,7 @@ async def test_a_draining_worker_leaves_its_offers_to_the_next_one(world: Workfl
     worker = world.agents.spawn_agents("w0", **settings)
     desk = Desk(world, world.gateway.http(await world.gateway.open("probe"), ADMIN_KEY))
     await world.admit()
-    player = await desk.play(await desk.lease(agent="a", wait_s=30))
+    player = await desk.play(await desk.lease(agent="a"))
     assert await asyncio.to_thread(worker.stop) == 0
     await world.agents.start_agents("w1", **settings)
     await end(player, reward=1.0)
@@ -244,7 +291,7 @@ async def test_a_draining_worker_leaves_its_offers_to_the_next_one(world: Workfl
     assert (played.reward, played.metrics["num_calls"]) == (1.0, 1)
 
 
-@pytest.mark.parametrize("limits", [{"timeout_s": 1.0}, {"group_timeout_s": 1.0}])
+@pytest.mark.parametrize("limits", [{"timeout_s": 8.0}, {"group_timeout_s": 8.0}])
 async def test_an_episode_that_nobody_ends_times_out_and_a_late_reward_is_told(
     world: WorkflowWorld, limits: dict[str, float]
 ) -> None:
@@ -257,11 +304,31 @@ async def test_an_episode_that_nobody_ends_times_out_and_a_late_reward_is_told(
     assert again["deadline_unix_s"] == leased["deadline_unix_s"], "it counts from the first lease"
     (settled,) = (await world.agents.settled(1)).values()
     assert settled.outcome is Outcome.TIMEOUT
-    assert settled.reason == "no agent ended the episode within 1 s"
+    assert settled.reason == "no agent ended the episode within 8 s"
     late = await end(player, reward=1.0)
     assert (late.status_code, late.json()["error"]["code"]) == (410, "episode_over")
     assert "timeout" in late.json()["error"]["message"]
     assert (await desk.admin.post("episodes", json={})).status_code == 204
+
+
+async def test_an_agent_that_goes_silent_without_tokens_has_failed_as_a_policy(
+    world: WorkflowWorld,
+) -> None:
+    world.model.reply = lambda *_: "word " * 2_000
+    desk = await start(world, timeout_s=10.0)
+    await world.admit()
+    player = desk.player(await desk.lease())
+    while (answer := await ask(player)).status_code == 200:
+        pass
+    assert answer.json()["error"]["code"] in ("token_budget_exceeded", "context_length_exceeded")
+    (played,) = (await world.agents.trajectories(1)).values()
+    assert (played.outcome, played.reward) == (Outcome.POLICY_FAILURE, 0.0)
+    assert "no agent ended the episode within 10 s" in played.reason
+    assert played.metrics["over_budget"] == 1.0
+    assert played.rows
+    late = await end(player, reward=1.0)
+    assert (late.status_code, late.json()["error"]["code"]) == (410, "episode_over")
+    assert "policy_failure" in late.json()["error"]["message"]
 
 
 def waiting_groups(world: WorkflowWorld) -> tuple[str, ...]:
@@ -351,11 +418,22 @@ async def test_rows_of_tokens_are_settled_as_they_are(world: WorkflowWorld) -> N
         ({"token_ids": [-1] * 5}, "rows[0].token_ids"),
         ({"token_ids": [5, 6, 7, 8, 1_000_000]}, "rows[0].token_ids"),
         ({"spans": [[3, "", 4], [3, "", -1]]}, "rows[0].spans[1][2]"),
+        ({"spans": [[-5, "", 3]]}, "rows[0].spans[0][0]"),
+        ({"spans": [[2**60, "", 3]]}, "rows[0].spans[0][0]"),
+        ({"inference_logprobs": None}, "rows[0].inference_logprobs"),
+        ({"inference_logprobs": [None, -1e300, -0.25, None, -1]}, "rows[0].inference_logprobs"),
+        ({"loss_mask": [1, 0, 0, 0, 0], **NO_SPANS}, "rows[0].loss_mask"),
+        ({"reward": 1e300}, "rows[0].reward"),
+        ({"turn_rewards": [0, -1e13]}, "rows.turn_rewards"),
+        ({"turn_returns": [1.0]}, "rows[0].turn_returns"),
         ({"token_ids": [5] * 99_999, "loss_mask": [1] * 99_999, **NO_SPANS}, "rows[0]"),
     ):
         body = {"rows": [{**row, **wrong}], "reward": 1.0}
         refused = await player.post("episodes/current/trajectory", json=body)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    failed = {"rows": [row], "reward": 1.0, "outcome": "timeout"}
+    refused = await player.post("episodes/current/trajectory", json=failed)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "outcome")
     body = {"rows": [row], "reward": 0.75}
     assert (await player.post("episodes/current/trajectory", json=body)).status_code == 200
     (played,) = (await world.agents.trajectories(1)).values()
@@ -366,6 +444,26 @@ async def test_rows_of_tokens_are_settled_as_they_are(world: WorkflowWorld) -> N
     assert as_int32(kept.turn_ends).tolist() == [3, 5]
     assert as_float32(kept.turn_rewards).tolist() == [0, 0.75]
     assert [(span.policy_version, span.num_tokens) for span in kept.spans] == [(3, 2), (4, 1)]
+
+
+async def test_rows_of_an_export_are_settled_as_they_were_exported(world: WorkflowWorld) -> None:
+    """A conversation without a reward stays without one."""
+    desk = await start(world)
+    await world.admit()
+    player = await desk.play(await desk.lease())
+    first = (await ask(player)).json()["id"]
+    body: dict[str, Any] = {"rewards": {first: 2.0}, "export_style": "concat"}
+    exported = (await player.post("sessions/current/export", json=body)).json()["rows"]
+    assert [row["has_reward"] for row in exported] == [False, True]
+    body = {"rows": exported, "reward": 2.0}
+    assert (await player.post("episodes/current/trajectory", json=body)).status_code == 200
+    (played,) = (await world.agents.trajectories(1)).values()
+    assert [(row.conversation, row.has_reward, row.reward) for row in played.rows] == [
+        (0, False, 0.0),
+        (1, True, 2.0),
+    ]
+    returns = [as_float32(row.turn_returns).tolist() for row in played.rows]
+    assert returns == [row["turn_returns"] for row in exported] == [[0.0], [2.0]]
 
 
 async def test_a_conversation_as_text_trains_the_messages_with_a_weight(world: WorkflowWorld) -> None:
@@ -392,13 +490,13 @@ async def test_a_conversation_as_text_trains_the_messages_with_a_weight(world: W
 async def test_a_model_call_in_flight_keeps_the_lease_however_long_it_takes(
     world: WorkflowWorld,
 ) -> None:
-    desk = await start(world, lease_s=1.0)
+    desk = await start(world, lease_s=3.0)
     await world.admit()
     leased = await desk.lease(agent="a")
     world.model.hold = True
     playing = asyncio.create_task(desk.play(leased))
     await eventually(lambda: world.model.num_held == 1)
-    assert (await desk.admin.post("episodes", json={"agent": "b", "wait_s": 3})).status_code == 204
+    assert (await desk.admin.post("episodes", json={"agent": "b", "wait_s": 7})).status_code == 204
     world.model.release()
     assert (await end(await playing, reward=1.0)).status_code == 200
     (played,) = (await world.agents.trajectories(1)).values()
@@ -414,7 +512,7 @@ async def test_a_reward_outlives_a_worker_that_dies_before_it_has_settled_it(
     desk = Desk(world, world.gateway.http(await world.gateway.open("probe"), ADMIN_KEY))
     await world.admit()
     rewards.free.clear()
-    player = await desk.play(await desk.lease(agent="a", wait_s=30))
+    player = await desk.play(await desk.lease(agent="a"))
     assert (await end(player, reward=1.0)).status_code == 200
     await eventually(lambda: len(rewards.requests) == 1)
     worker.kill()

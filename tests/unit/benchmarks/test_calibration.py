@@ -45,15 +45,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def test_a_call_gets_its_tokens_with_their_versions_and_the_next_turn_its_prefix() -> None:
     engine = await started()
     first = call(engine, "a", 100, 400)
-    await asyncio.wait_for(call(engine, "b", 10, 100), 10.0)
+    await asyncio.wait_for(call(engine, "b", 10, 100), 60)
     await engine.stage((), 2)
     await engine.apply()
-    chunk = await asyncio.wait_for(first, 10.0)
+    chunk = await asyncio.wait_for(first, 60)
     assert chunk.finish_reason is FinishReason.LENGTH
     assert [span.policy_version for span in chunk.spans] == [1, 2]
     assert sum(span.num_tokens for span in chunk.spans) == len(chunk.token_ids) // 4 == 400
     assert chunk.spans[0].num_tokens >= 100
-    second = await asyncio.wait_for(call(engine, "a", 600, 1), 10.0)
+    second = await asyncio.wait_for(call(engine, "a", 600, 1), 60)
     assert second.num_cached_tokens == 500
     await engine.close()
 
@@ -62,7 +62,7 @@ async def test_an_aborted_call_ends_with_the_tokens_so_far() -> None:
     engine = await started(a_s=10.0)
     long = call(engine, "a", 100, 400)
     engine.abort("a/call")
-    chunk = await asyncio.wait_for(long, 10.0)
+    chunk = await asyncio.wait_for(long, 60)
     assert chunk.finish_reason is FinishReason.ABORT
     assert len(chunk.token_ids) // 4 < 400
     assert engine.stats().num_running == 0
@@ -79,9 +79,9 @@ def test_episodes_of_a_run_are_those_that_the_simulator_draws() -> None:
 async def test_a_released_context_is_computed_again() -> None:
     engine = await started()
     for _ in range(2):
-        await asyncio.wait_for(call(engine, "a", 100, 50), 10.0)
-    kept = await asyncio.wait_for(call(engine, "a", 150, 1), 10.0)
+        await asyncio.wait_for(call(engine, "a", 100, 50), 60)
+    kept = await asyncio.wait_for(call(engine, "a", 150, 1), 60)
     engine.release_prefixes(["a", "unknown"])
-    released = await asyncio.wait_for(call(engine, "a", 151, 1), 10.0)
+    released = await asyncio.wait_for(call(engine, "a", 151, 1), 60)
     assert (kept.num_cached_tokens, released.num_cached_tokens) == (150, 0)
     await engine.close()

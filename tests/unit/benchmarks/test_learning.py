@@ -165,7 +165,7 @@ def test_a_page_says_both_curves_and_the_simple_players(
     assert "Simple players: random 0.010, avoid the next hole 0.800." in text
     assert "Not run yet with these settings:\n\n- `lake_grpo` with seed 3\n- `lake_ppo` with" in text
     without_8x8 = [one for one in GOOD if one.recipe != "lake_8x8_view"]
-    assert "- `lake_8x8_view` with seed 1, 2, 3. What 4x4 lakes taught" in page.text(without_8x8, [])
+    assert "- `lake_8x8_view` with seed 1, 2, 3. Seeds 1 and 2 began" in page.text(without_8x8, [])
     all_run = [replace(one, seed=seed) for one in GOOD if one.seed == 1 for seed in (1, 2, 3)]
     assert "Not run yet" not in page.text(all_run, results.targets)
     for recipe in RECIPES:

@@ -1,7 +1,10 @@
 """Scheduling baselines: rounds of tail batching, and policies that finish no step."""
 
-from benchmarks.bench_scheduler import played
-from benchmarks.scheduling.cells import SchedulingCell, Side
+import pytest
+
+from benchmarks.bench_scheduler import MEASURES, Played, played, ratios
+from benchmarks.scheduling.cells import OURS, SchedulingCell, Side
+from benchmarks.scheduling.grid import GOALS, at_goals, rivals
 from benchmarks.scheduling.policies.tail_batching import TailBatching
 from tailrace_cli.simulation.records import SimSettings
 from tailrace_cli.simulation.workload import BUILT_IN
@@ -32,3 +35,26 @@ def test_a_policy_that_finishes_no_step_counts_as_0_with_the_reason() -> None:
     made = played((cell, Side("verl_least_in_flight", "mask"), 11))
     assert set(made.measures.values()) == {0.0}
     assert "lost more than 100 groups" in made.gave_up
+
+
+def test_ours_is_compared_with_a_baseline_over_the_seeds_of_the_baseline() -> None:
+    """One seed of a baseline says nothing beside the mean of eight of ours."""
+    cell, baseline = SchedulingCell("logn", 64, 4), Side("least_tokens", "mask")
+    rows = {
+        (cell, OURS): {11: _efficient(0.7), 12: _efficient(0.9)},
+        (cell, baseline): {11: _efficient(0.5)},
+    }
+    assert list(ratios(rows)) == [(pytest.approx(1.4), "logn e64 S4")]
+
+
+def test_every_goal_has_eight_seeds_of_ours_and_of_its_best_baselines() -> None:
+    jobs = at_goals()
+    for cell, _ in GOALS:
+        for side in (OURS, *rivals(cell)):
+            assert {seed for there, by, seed in jobs if (there, by) == (cell, side)} == set(
+                range(11, 19)
+            )
+
+
+def _efficient(value: float) -> Played:
+    return Played(dict.fromkeys(MEASURES, value))

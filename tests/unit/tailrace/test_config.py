@@ -138,6 +138,14 @@ def test_a_value_of_another_type_is_shown_and_a_missing_key_is_named(
     assert str(refused.value) == told
 
 
+def test_unknown_keys_of_all_entries_are_named() -> None:
+    content = {"s": {"inner": {"x": {"los": "dapo"}, "y": {"size": {}}}}}
+    with pytest.raises(ConfigError) as refused:
+        section_config(content, "s", Named, "f")
+    assert "unknown key 's.inner.x.los'; did you mean 'loss'?" in str(refused.value)
+    assert "unknown key 's.inner.y.size'; did you mean 'sizes'?" in str(refused.value)
+
+
 def test_a_value_in_place_of_a_list_is_told_as_a_list() -> None:
     with pytest.raises(ConfigError, match=r"s\.tags: Expected `array`, got `str` \('a'\): .* \[a\]$"):
         section_config({"s": {"tags": "a"}}, "s", Listed, "f")
@@ -163,8 +171,13 @@ class Named(Config, frozen=True, kw_only=True):
         ({"loss": ""}, r"s\.loss: '' is none of dapo, ppo_clip$"),
         ({"loss": False}, r"s\.loss: Expected `str.*`bool`; known are .*ppo_clip"),
         ({"transports": ["nats", "zmg"]}, r"s\.transports\[1\]: 'zmg' is none of .*did you mean 'zmq'"),
-        ({"sizes": {"a": 3}}, r"s\.sizes\[\.\.\.\]: 3 is none of 1, 2$"),
-        ({"inner": {"x": {"loss": "dap"}}}, r"s\.inner\[\.\.\.\]\.loss: 'dap' .*did you mean 'dapo'"),
+        ({"sizes": {"b": 1, "a": 3}}, r"s\.sizes\.a: 3 is none of 1, 2$"),
+        ({"inner": {"y": {}, "x": {"loss": "dap"}}}, r"s\.inner\.x\.loss: 'dap' .*mean 'dapo'"),
+        (
+            {"inner": {"x": {"inner": {"y": {"sizes": {"z": 3}}}}}},
+            r"s\.inner\.x\.inner\.y\.sizes\.z: 3 is",
+        ),
+        ({"sizes": {"a.b": 3}}, r"s\.sizes\[\.\.\.\]: 3 is none of 1, 2$"),
     ],
 )
 def test_an_unknown_name_lists_the_known_ones_and_the_closest(

@@ -13,13 +13,13 @@ from prometheus_client import REGISTRY
 
 from tailrace import tracing
 from tailrace.config import RunConfig, TracingArgs
-from tailrace.tracing import FinishedSpan, Sink
+from tailrace.tracing import FinishedSpan, Sink, background
 from tailrace.tracing.background import BackgroundQueue
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 LOGGING = """
-import asyncio, logging
+import asyncio, logging, threading
 from tailrace import log
 logger = log.get_logger("made.at.import")
 log.configure(service="agents", run="r1", instance_id="w3")
@@ -32,6 +32,9 @@ async def inside():
 asyncio.run(main())
 logging.getLogger("vendor").warning("from a vendor")
 logging.getLogger("vendor").info("chatter")
+thread = threading.Thread(target=logger.warning, args=("in a thread",))
+thread.start()
+thread.join()
 try:
     1 / 0
 except ZeroDivisionError as error:
@@ -48,8 +51,8 @@ def test_every_line_is_json_with_the_ids_of_who_and_what() -> None:
         env={"TAILRACE_LOG": "json", "PATH": ""},
     )
     assert result.stdout == ""
-    inside, outside, vendor, failed = map(json.loads, result.stderr.splitlines())
-    for line in (inside, outside, vendor, failed):
+    inside, outside, vendor, thread, failed = map(json.loads, result.stderr.splitlines())
+    for line in (inside, outside, vendor, thread, failed):
         assert (line["service"], line["run"], line["instance_id"]) == ("agents", "r1", "w3")
         assert line["timestamp"].endswith("Z")
     assert (inside["event"], inside["level"], inside["module"]) == (
@@ -174,16 +177,51 @@ def test_a_receiver_that_hangs_costs_dropped_spans_and_no_time(monkeypatch: pyte
 
     queue = BackgroundQueue("hangs", send, (OSError,), "", max_items=8, close_s=0.1)
     queue.put(0)
-    assert taken.wait(10)
+    assert taken.wait(60)
     for number in range(100):
         queue.put(number)
     queue.close()  # it hangs still
     labels = {"receiver": "hangs", "result": "dropped"}
-    assert REGISTRY.get_sample_value("tailrace_tracing_spans_total", labels) == 100
+    assert REGISTRY.get_sample_value("tailrace_tracing_spans_total", labels) == 101, (
+        "with the one in flight"
+    )
     hanging.set()
 
 
-def test_a_receiver_that_fails_is_counted_and_tried_again() -> None:
+def test_a_queue_that_fills_before_its_interval_is_over_is_sent_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background, "_INTERVAL_S", 3600.0)
+    sent = threading.Event()
+    queue = BackgroundQueue("fills", lambda _: sent.set(), (OSError,), "", max_items=8)
+    for number in range(8):
+        queue.put(number)
+    assert sent.wait(60)
+    queue.close()
+    labels = {"receiver": "fills", "result": "dropped"}
+    assert REGISTRY.get_sample_value("tailrace_tracing_spans_total", labels) == 0
+
+
+def test_an_item_that_is_refused_takes_no_other_with_it_in_batches_of_one() -> None:
+    sent, is_over = [], threading.Event()
+
+    def send(batch: list[int]) -> None:
+        if 1 in batch:
+            raise OSError("too large")
+        sent.extend(batch)
+        if 2 in batch:
+            is_over.set()
+
+    queue = BackgroundQueue("one by one", send, (OSError,), "", max_items=4, max_batch=1)
+    for number in range(3):
+        queue.put(number)
+    assert is_over.wait(60)
+    queue.close()
+    assert sent == [0, 2]
+
+
+def test_a_receiver_that_fails_is_counted_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_CLOSE_FAILING_S", 60.0)  # a busy machine runs its thread late
     fails, sent = threading.Event(), []
     fails.set()
     failed = threading.Event()
@@ -196,7 +234,7 @@ def test_a_receiver_that_fails_is_counted_and_tried_again() -> None:
 
     queue = BackgroundQueue("fails", send, (OSError,), "start it")
     queue.put(1)
-    assert failed.wait(10)
+    assert failed.wait(60)
     fails.clear()
     queue.put(2)
     queue.close()

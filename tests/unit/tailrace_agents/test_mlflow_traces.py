@@ -12,10 +12,16 @@ from typing import Any
 import pytest
 
 from tests.world.otlp import otlp_receiver
+from tests.world.servers import free_port
 
 pytestmark = pytest.mark.skipif(
     find_spec("mlflow") is None, reason="make test-trackers installs it in an environment of its own"
 )
+
+PATIENT = """
+from tailrace_agents.adapters import mlflow_traces
+mlflow_traces._CLOSE_S = 120.0  # a busy machine writes the first trace slowly
+"""
 
 EPISODE = """
 import sys
@@ -67,6 +73,13 @@ for result in ("sent", "dropped"):
     print(int(REGISTRY.get_sample_value("tailrace_tracing_spans_total", labels)))
 """
 
+OPEN = """
+import sys
+from tailrace.config import RunConfig, TracingArgs
+from tailrace_agents.adapters.mlflow_traces import EpisodeTraces
+EpisodeTraces(RunConfig(exp_name="unit", tracing=TracingArgs(mlflow=sys.argv[1])))
+"""
+
 READ = """
 import json, sys, mlflow
 mlflow.set_tracking_uri(sys.argv[1])
@@ -78,7 +91,7 @@ print(json.dumps([trace.to_dict() for trace in traces], default=str))
 
 def run(code: str, uri: str) -> str:
     ended = subprocess.run(
-        [sys.executable, "-c", code, uri], check=False, timeout=100, capture_output=True, text=True
+        [sys.executable, "-c", code, uri], check=False, timeout=200, capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
     assert "spans not" not in ended.stderr, ended.stderr
@@ -88,7 +101,7 @@ def run(code: str, uri: str) -> str:
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     uri = f"sqlite:///{Path(tmp_path_factory.mktemp('mlflow')) / 'new' / 'mlflow.db'}"
-    run(EPISODE, uri)
+    run(PATIENT + EPISODE, uri)
     found: list[dict[str, Any]] = json.loads(run(READ, uri).splitlines()[-1])
     return found
 
@@ -120,6 +133,8 @@ def test_turns_and_tool_calls_are_spans_with_tokens_and_results(traces: list[dic
         "output_tokens": 5,
         "total_tokens": 16,
     }
+    new = [message["content"] for message in last_turn["mlflow.spanInputs"]["messages"]]
+    assert new == ["42"], "those before are in the turns before and in the episode"
     assert last_turn["mlflow.spanOutputs"]["messages"] == [
         {"role": "assistant", "content": "It is 42."}
     ]
@@ -144,16 +159,45 @@ def test_mlflow_has_the_traces_beside_an_otlp_receiver(
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     with otlp_receiver() as receiver, monkeypatch.context() as patched:
         patched.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)  # as `tailrace train` sets it
-        run(EPISODE, uri)
+        run(PATIENT + EPISODE, uri)
     assert {span.name for span in receiver.spans} == {"play", "turn", "tool calculator"}
     assert len(json.loads(run(READ, uri).splitlines()[-1])) == 1
 
 
 def test_traces_beyond_those_of_a_minute_are_left_out_and_counted(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    shown = run(MANY, uri)
+    shown = run(PATIENT + MANY, uri)
     assert shown.count("raise tracing.mlflow_per_minute") == 1  # told once
     sent, dropped = map(int, shown.splitlines()[-2:])
     assert 1 <= sent <= 9  # a few at once
     assert sent + dropped == 40
     assert len(json.loads(run(READ, uri).splitlines()[-1])) == sent
+
+
+def test_a_server_that_is_gone_is_in_the_log_before_the_end_of_the_run() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-c", EPISODE, f"http://127.0.0.1:{free_port()}"],
+        check=False, timeout=200, capture_output=True, text=True,
+    )  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
+    assert "spans not taken" in shown.stdout
+    assert "check tracing.mlflow" in shown.stdout
+
+
+def test_workers_that_start_together_make_one_database(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'new' / 'mlflow.db'}"
+    workers = [
+        subprocess.Popen([sys.executable, "-c", OPEN, uri], stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    ended = [(worker.communicate(timeout=300)[1], worker.returncode) for worker in workers]
+    assert [code for _, code in ended] == [0, 0, 0], ended
+
+
+def test_a_file_that_is_no_database_is_the_users_error(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_text("notes " * 1000)
+    shown = subprocess.run(
+        [sys.executable, "-c", OPEN, f"sqlite:///{tmp_path / 'mlflow.db'}"],
+        check=False, timeout=200, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "ConfigError: tracing.mlflow: cannot use sqlite:///" in shown.stderr

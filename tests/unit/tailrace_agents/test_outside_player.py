@@ -55,10 +55,12 @@ async def test_what_an_agent_ended_is_closed_after_its_settlement_alone(rewarded
 class LateDesk(Desk):
     """A desk whose episode is late; the agent may have ended it since the last look."""
 
+    started_unix_s = -1e9
+
     async def result_of(
         self, episode_id: str, watch: Callable[[float | None], None]
     ) -> tuple[float, OutsideResult | None]:
-        watch(-1e9)
+        watch(self.started_unix_s)
         pytest.fail("the episode is not late")
 
 
@@ -71,7 +73,8 @@ async def test_a_reward_that_was_taken_in_the_last_moment_counts(rewarded: bool)
     result = await player.play(task(), NoJournal())
     assert result.outcome is (Outcome.OK if rewarded else Outcome.TIMEOUT)
     if rewarded:
-        assert world.log == ["offer", "give up", "export"]
+        assert world.log == ["offer", "export", "give up", "export"]
     else:
-        assert world.log == ["offer", "give up", "end timeout", "close g7.2"]
+        assert world.log == ["offer", "export", "give up", "end timeout", "close g7.2"]
         assert result.reason == "no agent ended the episode within 20 s"
+    assert result.deadline_unix_s == LateDesk.started_unix_s + 20.0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,12 +24,13 @@ from tailrace.sdk import AgentLoop
 from tailrace_agents.__main__ import check_length
 from tailrace_agents.adapters.pictures import FrameRecorder
 from tailrace_agents.config import AgentsConfig, EnvEntry, GeneratingArgs
-from tailrace_agents.core.environments import EnvHandle, EnvPool
+from tailrace_agents.core.environments import EnvHandle, EnvPool, StepResult
 from tailrace_agents.core.episode import EpisodeResult, mix_seed
 from tailrace_agents.core.loops import agent_loops
-from tailrace_agents.core.settlement import apply_score, score_item
+from tailrace_agents.core.settlement import apply_score, build_trajectory, score_item
 from tailrace_agents.handlers import _may_have_records
-from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
+from tailrace_protos.base import decode, encode
+from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome, StageSeconds
 from tailrace_protos.generation import CallError, CallErrorCode
 from tailrace_protos.reward import Score
 from tailrace_protos.weights import ModelCard
@@ -58,6 +61,13 @@ def test_a_journal_is_read_unless_this_is_certainly_the_first_try(
     assert _may_have_records(task(attempt), delivery(message_id, num_delivered)) is expected
 
 
+def test_a_trajectory_tells_how_long_its_task_waited_for_a_server_with_room() -> None:
+    result = EpisodeResult(Outcome.OK, stages=StageSeconds(1.0, 2.0, 3.0))
+    waited = msgspec.structs.replace(task(), room_wait_s=4.0)
+    stages = build_trajectory(waited, result, (), 0.0, 1.0, 2.0).stages
+    assert stages == StageSeconds(1.0, 2.0, 3.0, room_s=4.0)
+
+
 def test_idle_environments_are_used_again_up_to_a_number() -> None:
     made: list[StairsEnv] = []
 
@@ -85,6 +95,14 @@ def test_an_environment_that_cannot_be_made_or_closed_is_foreign_code() -> None:
         EnvHandle(env).close()
 
 
+def test_an_environment_that_exits_while_it_is_made_ends_no_worker() -> None:
+    def exits() -> Any:
+        raise SystemExit(0)
+
+    with pytest.raises(ForeignCodeError, match=r"making the environment .* \(SystemExit\(0\)\)"):
+        EnvPool(exits).take()
+
+
 async def test_numbers_of_numpy_are_numbers_too() -> None:
     env = StairsEnv()
     info = {
@@ -99,12 +117,24 @@ async def test_numbers_of_numpy_are_numbers_too() -> None:
     assert answer.numbers == {"success": 1.0, "height": 0.5, "steps": 3.0}
 
 
+async def test_an_answer_is_made_fit_to_be_sent() -> None:
+    env = StairsEnv()
+    info = {1: 2.0, "\ud800": 3, "speed": 10**400}
+    env.step = lambda action: (np.str_("up \ud800"), 1, True, False, info)  # type: ignore[method-assign,assignment]
+    answer = await EnvHandle(env).step("up")
+    assert decode(encode(answer), StepResult) == answer
+    assert answer.observation == "up ?"
+    assert answer.numbers == {"1": 2.0, "?": 3.0, "speed": math.inf}
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
         ("ok", "found str"),
         (("", 1.0, True), "found tuple of 3"),
-        (("", "1", True, False, {}), "str"),
+        (("", "1", True, False, {}), "rewards must be finite numbers, found str"),
+        (("", None, True, False, {}), "rewards must be numbers, found NoneType"),
+        (("", 10**400, True, False, {}), "rewards must be finite numbers, found inf"),
         (("", 1.0, True, False, None), "info"),
     ],
 )
@@ -121,7 +151,7 @@ async def test_an_environment_busy_in_a_thread_is_closed_when_its_call_returns()
     class Slow(StairsEnv):
         def reset(self, **names: Any) -> Any:
             entered.set()
-            leave.wait(10)
+            leave.wait(60)
             return super().reset(**names)
 
         def close(self) -> None:
@@ -133,7 +163,7 @@ async def test_an_environment_busy_in_a_thread_is_closed_when_its_call_returns()
         handle = EnvHandle(Slow(), threads, stages)
         reset = handle.reset(0)
         reset.send(None)  # runs up to the thread's call
-        assert entered.wait(10)
+        assert entered.wait(60)
         assert stages.num_in_tools == 1
         reset.close()  # as a deadline would
         assert stages.num_in_tools == 0
@@ -210,6 +240,7 @@ async def test_a_folder_that_cannot_be_written_is_no_failure_of_the_episode(tmp_
         (lambda: GeneratingArgs(top_p=1.5), "top_p"),
         (lambda: GeneratingArgs(temperature=-1), "temperature"),
         (lambda: GeneratingArgs(max_new_tokens=0), "max_new_tokens"),
+        (lambda: GeneratingArgs(stop=("\n", "")), "stop holds an empty text"),
         (lambda: EnvEntry(env_type="x", max_tokens_per_step=0), "max_tokens_per_step"),
         (lambda: EnvEntry(env_type="x", max_turns=0), "max_turns"),
         (lambda: AgentsConfig(max_concurrent_episodes=0), "max_concurrent_episodes"),

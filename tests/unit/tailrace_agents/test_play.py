@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from tailrace.channel.generation import Generation
 from tailrace.clock import SystemClock
 from tailrace.policy.activity import Stages
-from tailrace.sdk.policy import GenerationFailedError, TurnRequest
+from tailrace.sdk.policy import GenerationFailedError, PromptTooLongError, TurnRequest
 from tailrace_agents.core.env_loop import EnvPlayer
 from tailrace_agents.core.environments import EnvPool
 from tailrace_agents.core.episode import (
@@ -26,6 +27,7 @@ from tailrace_agents.core.machine import PhaseArgs, PlayContext
 from tailrace_agents.core.model import EnvView
 from tailrace_agents.core.token_policy import TokenModel
 from tailrace_agents.ports import EpisodeTakenError, NoJournal
+from tailrace_envs.game import Answer, TextGame
 from tailrace_protos.base import as_float32, as_int32, as_uint8
 from tailrace_protos.episode import OVER_BUDGET, EnvTask, EpisodeTask, Outcome
 from tailrace_protos.generation import SamplingParams, TokenSpan
@@ -123,11 +125,29 @@ class Talking(StairsEnv):
         return *told, {**info, "success": self.step_number / 3}
 
 
-class Game(StairsEnv):
-    """Stairs that can be asked, as a `TextGame`."""
+class Asked(Silent):
+    """Stairs that can be asked, and tell nothing by themselves."""
 
     def success(self) -> float:
         return float(self.step_number >= 3)
+
+
+class Game(TextGame):
+    """The same stairs as a `TextGame`."""
+
+    def __init__(self) -> None:
+        super().__init__(max_turns=9)
+        self.stairs = StairsEnv()
+
+    def begin(self, seed: int) -> str:
+        return self.stairs.reset(seed=seed)[0]
+
+    def answer(self, reply: str) -> Answer:
+        observation, reward, is_over, _, _ = self.stairs.step(reply)
+        return Answer(observation, reward, is_over)
+
+    def success(self) -> float:
+        return float(self.stairs.step_number >= 3)
 
 
 @pytest.mark.parametrize(
@@ -137,11 +157,13 @@ class Game(StairsEnv):
         (StairsEnv, True, None),  # nothing is known of it
         (Silent, False, None),
         (Talking, True, pytest.approx(1 / 3)),
+        (Asked, True, None),
+        (Asked, False, None),
         (Game, True, 0.0),
     ],
 )
 async def test_an_episode_that_a_limit_cuts_has_the_success_that_its_environment_tells(
-    env: type[StairsEnv], is_first: bool, success: float | None
+    env: type[Any], is_first: bool, success: float | None
 ) -> None:
     told: set[str] = set()
     if not is_first:
@@ -187,7 +209,7 @@ async def test_a_first_observation_that_fits_no_budget_is_no_fault_of_the_policy
 
 
 class Raising(StairsEnv):
-    def __init__(self, where: str, error: Exception) -> None:
+    def __init__(self, where: str, error: BaseException) -> None:
         super().__init__()
         self.where, self.error = where, error
 
@@ -224,6 +246,17 @@ async def test_an_environments_nonsense_is_the_outcome_of_its_episode(step: Any)
     assert "env.step" in result.reason
 
 
+@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.parametrize("error", [SystemExit(2), asyncio.CancelledError()])
+async def test_an_environment_ends_no_worker_and_cancels_no_other(
+    where: str, error: BaseException
+) -> None:
+    result = await play(Raising(where, error), ScriptedPolicy(*CLIMB))
+    assert result.outcome is Outcome.INFRA_FAILURE
+    assert "the played code" in result.reason
+    assert where in result.reason  # the place in the code
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 async def test_a_metric_that_is_no_number_is_named_and_left_out(value: float) -> None:
     env = StairsEnv()
@@ -236,6 +269,17 @@ async def test_a_metric_that_is_no_number_is_named_and_left_out(value: float) ->
     assert "speed" not in result.metrics
 
 
+@pytest.mark.parametrize(("success", "is_possible"), [(57.0, False), (-1.0, False), (1.0000001, True)])
+async def test_a_success_is_a_number_from_0_to_1(success: float, is_possible: bool) -> None:
+    env = StairsEnv()
+    env.step = lambda action: ("over", 1.0, True, False, {"success": success})  # type: ignore[assignment,method-assign]
+    result = await play(env, ScriptedPolicy(*CLIMB))
+    assert (result.outcome is Outcome.OK) is is_possible
+    assert ("success" in result.metrics) is is_possible
+    told = "" if is_possible else f"success must be a number from 0 to 1: success is {success}"
+    assert result.reason == told
+
+
 async def test_a_policy_that_cannot_generate_is_an_infrastructure_failure() -> None:
     class Failing(ScriptedPolicy):
         async def generate(self, request: TurnRequest) -> Generation:
@@ -246,19 +290,58 @@ async def test_a_policy_that_cannot_generate_is_an_infrastructure_failure() -> N
     assert "server gone" in result.reason
 
 
+class Full(ScriptedPolicy):
+    """The model of an engine whose sequences have at most `longest` tokens."""
+
+    def __init__(self, longest: int, *replies: str) -> None:
+        super().__init__(*replies)
+        self.longest = longest
+
+    async def generate(self, request: TurnRequest) -> Generation:
+        num_prompt = len(request.prompt_ids) // 4
+        if num_prompt >= self.longest:
+            raise PromptTooLongError("g0.0.1", num_prompt, self.longest)
+        return await super().generate(request)
+
+
+async def test_an_episode_that_outgrows_the_engine_is_a_policy_failure_with_its_turns() -> None:
+    opening = len(renderer().observation_ids("PFFF\n", True))
+    result = await play(StairsEnv(), Full(opening + 1, "Left", "Left"))
+    assert result.outcome is Outcome.POLICY_FAILURE
+    assert result.reason.startswith("engine_length: the prompt has ")
+    assert f"the engine's longest sequence has {opening + 1}" in result.reason
+    assert result.metrics[OVER_BUDGET] == 1.0
+    assert result.transcript.num_turns == 1
+
+
+async def test_a_first_observation_that_fits_no_engine_is_no_fault_of_the_policy() -> None:
+    result = await play(StairsEnv(), Full(2))
+    assert result.outcome is Outcome.INFRA_FAILURE
+    assert "before the first model call: engine_length" in result.reason
+
+
 class Silent(ScriptedPolicy):
-    """Answers once, then never."""
+    """Answers once, then never; `asked` is set then."""
+
+    def __init__(self, *replies: str) -> None:
+        super().__init__(*replies)
+        self.asked = asyncio.Event()
 
     async def generate(self, request: TurnRequest) -> Generation:
         if self.prompts:
+            self.asked.set()
             await asyncio.Event().wait()
         return await super().generate(request)
 
 
-async def test_an_episode_beyond_its_deadline_times_out_with_the_turns_it_has() -> None:
-    result = await play(
-        StairsEnv(), Silent("Right"), limits=LIMITS._replace(wall_clock_s=0.05), journal=ListJournal()
-    )
+async def test_an_episode_beyond_its_deadline_times_out_with_the_turns_it_has(
+    jump_ahead: Callable[[float], None],
+) -> None:
+    policy, limits = Silent("Right"), LIMITS._replace(wall_clock_s=60.0)
+    playing = asyncio.create_task(play(StairsEnv(), policy, limits=limits, journal=ListJournal()))
+    await policy.asked.wait()
+    jump_ahead(61.0)
+    result = await playing
     assert result.outcome is Outcome.TIMEOUT
     assert result.transcript.num_turns == 1
 
@@ -379,7 +462,7 @@ async def test_an_environment_that_blocks_in_its_thread_stops_nobody_else() -> N
     class Blocking(StairsEnv):
         def step(self, action: str) -> Any:
             entered.set()
-            leave.wait(10)
+            leave.wait(60)
             return super().step(action)
 
     with ThreadPoolExecutor(1) as threads:

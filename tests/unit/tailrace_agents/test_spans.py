@@ -56,6 +56,25 @@ def test_spans_beyond_the_queues_limit_are_dropped_and_counted() -> None:
     assert dropped > 0
 
 
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ("authorization=Bearer%20key", "code: 401"),
+        ("authorization=secret%0A", "OTEL_EXPORTER_OTLP_HEADERS"),
+    ],
+)
+def test_a_refusal_is_logged_with_its_reason_and_without_the_key(
+    headers: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", headers)
+    with otlp_receiver() as receiver:
+        receiver.status = 401
+        play(TracingArgs(endpoint=receiver.url, sample_rate=1.0))
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if "spans not taken" in each)
+    assert reason in line
+    assert "secret" not in line
+
+
 def test_an_endpoint_must_be_a_url() -> None:
     with pytest.raises(ValueError, match="endpoint must begin with http"):
         TracingArgs(endpoint="localhost:4317")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -257,9 +257,12 @@ async def test_what_the_gateway_or_the_runner_cannot_do_is_an_infrastructure_fai
     assert world.log.count("open") == world.log.count("close g7.2")
 
 
-async def test_the_groups_deadline_ends_a_run() -> None:
+async def test_the_groups_deadline_ends_a_run(jump_ahead: Callable[[float], None]) -> None:
     world = World(hangs=True)
-    result = await play(world, task(wall_clock_s=0.1))
+    playing = asyncio.create_task(play(world, task(wall_clock_s=60.0)))
+    await world.entered.wait()
+    jump_ahead(61.0)
+    result = await playing
     assert result.outcome is Outcome.TIMEOUT
     assert world.log[-1] == "close g7.2"
 

@@ -61,6 +61,19 @@ def test_servers_grow_by_one_while_the_learner_waits_and_they_are_busy() -> None
     assert played(high, [seen(5.0 * at, busy=0.95) for at in range(12)])[-1] == 1
 
 
+def test_the_next_server_waits_for_the_last_one_to_live() -> None:
+    config = AutoscalerConfig(targets=SERVERS, up_after_s=10, busy_above=0.8)
+
+    def looks(num_servers: int) -> list[Observation]:
+        return [
+            replace(seen(5.0 * at, busy=0.95), num_servers={"inference-a": num_servers})
+            for at in range(12)
+        ]
+
+    assert played(config, looks(1))[-1] == 2
+    assert played(config, looks(2), start=2)[-1] == 3
+
+
 def test_servers_shrink_when_groups_wait_for_the_learner_or_they_idle() -> None:
     config = AutoscalerConfig(targets=SERVERS, down_after_s=10, busy_below=0.3)
     waiting = [seen(5.0 * at, busy=0.95, ready=9, blocked_by="credit") for at in range(8)]
@@ -68,6 +81,20 @@ def test_servers_shrink_when_groups_wait_for_the_learner_or_they_idle() -> None:
     assert played(config, [seen(5.0 * at, busy=0.1) for at in range(8)], start=4)[-1] < 4
     low = AutoscalerConfig(targets=SERVERS, down_after_s=10, busy_below=0.05)
     assert played(low, [seen(5.0 * at, busy=0.1) for at in range(8)], start=4)[-1] == 4
+
+
+def test_the_last_server_goes_without_episodes_and_comes_back_for_them() -> None:
+    """A target without servers has no busy share."""
+    targets = {"inference-a": ScalingTarget(min_replicas=0, max_replicas=2)}
+    config = AutoscalerConfig(targets=targets, up_after_s=10, down_after_s=10)
+    full = {"busy": 0.1, "ready": 9, "blocked_by": "buffer"}
+    rest = [seen(5.0 * at, **full) for at in range(6)]  # type: ignore[arg-type]
+    assert played(config, rest, start=1)[-1] == 0
+    needed = [seen(5.0 * at, episodes=3, **full) for at in range(6)]  # type: ignore[arg-type]
+    assert set(played(config, needed, start=1)) == {1}
+    for load in ({"episodes": 3, "ready": 9}, {"episodes": 0, "ready": 0}):
+        none = [replace(seen(5.0 * at, **load), busy_share={"inference-a": None}) for at in range(6)]  # type: ignore[arg-type]
+        assert played(config, none, start=0)[-1] == 1
 
 
 def test_without_a_fresh_status_counts_are_held() -> None:

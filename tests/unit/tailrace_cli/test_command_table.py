@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -60,12 +61,32 @@ for name in COMMANDS:
     assert imported(program) & {"torch", "transformers", "matplotlib"} == set()
 
 
+# As the installed program begins, without arguments.
+BARE = "import sys; sys.argv = ['tailrace']; from tailrace.__main__ import main; main()"
+
+
+def test_the_command_alone_prints_its_help() -> None:
+    done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert "Train on a local cluster of every service" in done.stdout
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_the_command_runs_without_standard_streams(closed: str, tmp_path: Path) -> None:
+    words = ["tailrace", "init", "frozen_lake", "--to", str(tmp_path / "mine")]
+    program = BARE.replace("['tailrace']", str(words))
+    command = f'exec "{sys.executable}" -c "$0" {closed}'
+    done = subprocess.run(["/bin/sh", "-c", command, program], check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "mine" / "experiment.yaml").exists()
+
+
 def completed(words: str) -> list[str]:
     """Completions of the last word in a shell."""
     environment = {"_TAILRACE_COMPLETE": "complete_bash", "COMP_WORDS": words}
     environment["COMP_CWORD"] = str(len(words.split(" ")) - 1)
     done = subprocess.run(
-        [sys.executable, "-c", "from tailrace_cli.__main__ import app; app(prog_name='tailrace')"],
+        [sys.executable, "-c", BARE],
         env=os.environ | environment,
         capture_output=True,
         text=True,

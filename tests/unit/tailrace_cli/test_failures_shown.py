@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import re
+import time
+import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -18,7 +20,7 @@ from tailrace_cli.console import plain_console
 from tailrace_cli.live_view import ProgressView
 from tailrace_cli.reporting.pages import RunReport
 from tailrace_cli.run_folders import RunFolder
-from tailrace_cli.summary import read_health, summary_rows
+from tailrace_cli.summary import HealthLog, read_health, summary_rows
 from tailrace_protos.control import RunStatus
 from tailrace_protos.episode import Outcome
 from tailrace_protos.event import (
@@ -152,6 +154,23 @@ async def test_a_silent_scheduler_ends_the_run(
         await watch.follow(endpoints, run_name, asyncio.Event())
 
 
+async def test_a_command_that_was_stopped_for_long_does_not_take_the_scheduler_for_silent(
+    endpoints: Endpoints, tmp_path: Path, run_name: str
+) -> None:
+    """After Ctrl-Z and `fg` the deadline is over before the statuses that waited can be read."""
+    watch = Watch(_supervisor(tmp_path), lambda status: None, tmp_path, 0.5)
+    following = asyncio.create_task(watch.follow(endpoints, run_name, asyncio.Event()))
+    await watch.on_status(status())
+    for _ in range(3):
+        await asyncio.sleep(0.05)
+        time.sleep(1.0)  # noqa: ASYNC251 (as if the process was stopped)
+        await asyncio.sleep(0.05)
+        assert not following.done()
+        await watch.on_status(status())
+    await watch.on_status(status(phase="finished"))
+    assert await following is not None
+
+
 def _supervisor(folder: Path) -> Supervisor:
     return Supervisor(folder, max_restarts=1, restart_window_s=1.0)
 
@@ -208,3 +227,16 @@ def test_sampled_and_greedy_success_have_names_in_the_live_view() -> None:
     text = shown(status(eval_success_rate=0.25, eval_greedy_success_rate=0.5))
     assert "held-out sampled 0.250  held-out greedy 0.500" in text
     assert "greedy" not in shown(status(eval_success_rate=0.25))
+
+
+def test_the_commonest_failure_is_known_among_thousands_that_each_name_another_text() -> None:
+    log, words = HealthLog(), (f"said {'xyz'[n % 3] * (n // 3 + 200)}" for n in range(4000))
+    tracemalloc.start()
+    for n, text in enumerate(words):
+        reason = f"KeyError: {n}" if n % 10 == 0 else text
+        failed = made_settlement("t1", 0, Outcome.INFRA_FAILURE)
+        log.apply(msgspec.structs.replace(failed, reason=reason))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert log.health.failures[0] == ("KeyError: 3990", 400)
+    assert kept < 3_000_000

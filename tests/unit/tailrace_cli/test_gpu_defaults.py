@@ -16,7 +16,11 @@ from tailrace_cli.loading.facts import Loaded, MachineFacts, ModelFacts, Step
 from tailrace_cli.loading.gpu_defaults import gpu_defaults
 from tailrace_cli.loading.memory import GIB
 from tailrace_cli.loading.process import Loader
+from tailrace_inference.config import InferenceConfig
+from tailrace_inference.engine.hf_engine import hf_engine
+from tailrace_protos.weights import ModelCard
 from tests.unit.tailrace_cli.test_memory import SEVEN
+from tests.unit.tailrace_inference.harness import config_json
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PLAIN = {"exp_name": "a", "pretrain": "owner/seven", "scheduler": {"tags": ["lake"]}}
@@ -42,6 +46,17 @@ def test_a_7b_model_on_8_gpus() -> None:
     }
 
 
+@pytest.mark.parametrize("engine", ["hf", "my_module:MyEngine"])
+def test_an_engine_gets_no_default_that_it_may_refuse(engine: str) -> None:
+    features = hf_engine(
+        ModelCard(config_json(), {}), InferenceConfig(engine="hf", device="cpu")
+    ).features
+    found = gpu_defaults(experiment(inference={"engine": engine}), SEVEN, gpus(8, 80))
+    chosen = {key.removeprefix("inference.") for key in found if key.startswith("inference.")}
+    assert not chosen & set(features.unread_settings)
+    assert found["cluster.num_inference_servers"] == 4
+
+
 def test_adapters_leave_room_for_activations() -> None:
     chosen = experiment(learner={"lora": {"r": 16}, "max_tokens_per_micro_batch": 2048})
     found = gpu_defaults(chosen, SEVEN, gpus(8, 80))
@@ -49,11 +64,12 @@ def test_adapters_leave_room_for_activations() -> None:
     assert "learner.model_args.disable_gradient_checkpointing" not in found
 
 
-def test_one_gpu_is_shared_and_the_engine_leaves_the_learners_weights() -> None:
-    small = msgspec.structs.replace(SEVEN, num_parameters=500_000_000)
-    found = gpu_defaults(experiment(), small, gpus(1, 80))
+def test_one_gpu_is_shared_and_the_engine_has_it_while_the_learner_sleeps() -> None:
+    """A model whose learner takes most of the GPU left an engine less than its weights."""
+    four = msgspec.structs.replace(SEVEN, num_parameters=4_000_000_000)
+    found = gpu_defaults(experiment(), four, gpus(1, 80))
     assert found["colocated"] is True
-    assert 0.6 < found["inference.gpu_memory_utilization"] < 0.85 - 16 * 0.5e9 / (80 * GIB) + 0.01
+    assert found["inference.gpu_memory_utilization"] == 0.85
 
 
 def test_engines_that_can_are_cut_where_one_gpu_does_not_hold_the_model() -> None:

@@ -6,6 +6,7 @@ import fcntl
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from tailrace_cli.cluster import guardian
 from tailrace_cli.cluster.guardian import sweep
-from tests.world.processes import OUTLIVES_S, handles, outlasting
+from tests.world.processes import ENDED_WITHIN_S, handles, outlasting
 
 _COMMAND = """
 import asyncio, sys, time
@@ -48,6 +49,17 @@ print("ready", flush=True)
 time.sleep(600)
 """
 
+_HOLDER = """
+import fcntl, os, signal, sys, time
+os.setsid()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+memory = b"1" * (64 << 20)  # it takes its time to go
+segment = open(sys.argv[1], "wb")
+fcntl.flock(segment, fcntl.LOCK_EX)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
 
 def test_a_hung_child_does_not_outlive_its_killed_parent(tmp_path: Path) -> None:
     command = subprocess.Popen(
@@ -59,8 +71,14 @@ def test_a_hung_child_does_not_outlive_its_killed_parent(tmp_path: Path) -> None
     processes[1].suspend()
     with handles(processes) as found:
         command.kill()
-        assert outlasting(found, time.monotonic() + OUTLIVES_S) == set()
+        assert outlasting(found, time.monotonic() + ENDED_WITHIN_S) == set()
     command.wait()
+
+
+def test_what_has_to_be_killed_is_so_within_the_two_seconds_that_children_outlive_their_parent() -> (
+    None
+):
+    assert guardian.TERM_S <= 1.0
 
 
 def test_a_slow_end_does_not_fail_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,13 +90,39 @@ def test_a_slow_end_does_not_fail_the_command(monkeypatch: pytest.MonkeyPatch) -
         made.watch(stubborn.pid)
         made.close()  # it waits for a second before it kills
         assert stubborn.poll() is None
-        assert stubborn.wait(OUTLIVES_S) == -signal.SIGKILL
+        assert stubborn.wait(60) == -signal.SIGKILL
 
 
 def test_logs_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
     test_a_hung_child_does_not_outlive_its_killed_parent(tmp_path / "logs")
     assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "logs").iterdir()} == {0o600}
+
+
+def test_without_dev_shm_the_memory_that_the_temporary_folder_holds_goes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "tailrace.temporary.publisher.1").touch()
+    guardian.Guardian("temporary").close()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_shared_memory_of_a_process_that_had_to_be_killed_goes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(guardian, "_CLOSE_S", 60.0)
+    segment = tmp_path / "tailrace.killed.learner.1"
+    argv = [sys.executable, "-c", _HOLDER, str(segment)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"ready\n"
+        made = guardian.Guardian("killed")
+        made.watch(holder.pid)
+        made.close()
+        assert holder.wait() == -signal.SIGKILL
+    assert not segment.exists()
 
 
 def test_shared_memory_of_the_run_goes_and_that_of_others_stays(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import shutil
+import stat
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +33,26 @@ def test_an_example_is_copied_into_the_current_folder_whole(
     assert "tailrace train own_algorithm" in run("init", "own_algorithm")
     copied = {each.name for each in (tmp_path / "own_algorithm").iterdir()}
     assert copied == {"experiment.yaml", "my_algorithm.py"}
+
+
+def test_a_folder_of_any_name_is_told_as_a_shell_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "tailrace train 'my lake'" in run("init", "examples/frozen_lake/", "--to", "my lake")
+
+
+def test_a_copy_of_a_package_that_is_for_reading_alone_can_be_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, copy = tmp_path / "package", tmp_path / "mine"
+    compiled = shutil.ignore_patterns("__pycache__")  # it changes while other tests import the example
+    shutil.copytree(examples_folder() / "own_algorithm", package / "own_algorithm", ignore=compiled)
+    for path in (*package.glob("*/*"), package / "own_algorithm"):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    monkeypatch.setattr("tailrace_cli.commands.init.examples_folder", lambda: package)
+    run("init", "own_algorithm", "--to", str(copy))
+    assert all(path.stat().st_mode & stat.S_IWUSR for path in (copy, *copy.iterdir()))
 
 
 @pytest.mark.parametrize("name", examples())

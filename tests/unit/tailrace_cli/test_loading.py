@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ import pytest
 
 from tailrace.import_path import importable_from
 from tailrace.toolbox.byte_tokenizer import build_byte_tokenizer
+from tailrace_agents.core.environments import EnvHandle
 from tailrace_cli.experiment import Experiment, decode, load
 from tailrace_cli.loading.checks import Report, combined, steps_of
 from tailrace_cli.loading.facts import Loaded, MachineFacts
+from tailrace_cli.loading.first_step import notes_of_first_step
 from tailrace_cli.loading.process import Loader
 from tailrace_cli.validation import problems_of
+from tailrace_envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SIZES = {
@@ -56,6 +60,15 @@ class Env:
     def reset(self, seed=None): return self.text, {}
     def step(self, action): return "", 1.0, True, False, {}
     def close(self): ...
+
+class Old(Env):
+    def step(self, action): return "", 1.0, True, {}
+
+class Numb(Env):
+    def step(self, action): return "", None, True, False, {}
+
+class Strict(Env):
+    def step(self, action): raise ValueError("no move")
 
 class Leaving(Env):
     def __init__(self): sys.exit("no more")
@@ -148,11 +161,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "loading_script.py").write_text("raise SystemExit(3)\n")
     (folder / "rows.jsonl").write_text('{"prompt": "2 + 3"}\nnot JSON\n')
     whole = build_byte_tokenizer(folder / "whole")
-    (whole / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": 262, **SIZES}))
+    _write_config(whole, 262)
     header = json.dumps({"w": {"dtype": "F32", "shape": [3, 5], "data_offsets": [0, 60]}}).encode()
     (whole / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(60))
     for name, change in {
         "small_vocabulary": lambda at: _set(at / "config.json", vocab_size=99),
+        "other_tokens": lambda at: _swap_tokens(at / "tokenizer.json"),
         "no_template": lambda at: _set(at / "tokenizer_config.json", chat_template=None),
         "wrong_template": lambda at: _set(
             at / "tokenizer_config.json", chat_template="{{ raise_exception('no') }}"
@@ -161,6 +175,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "no_weights": lambda at: (at / "model.safetensors").unlink(),
         "no_shard": lambda at: (at / "model.safetensors.index.json").write_text(
             json.dumps({"weight_map": {"w": "model-00002.safetensors"}})
+        ),
+        "no_index": lambda at: (at / "model.safetensors").rename(
+            at / "model-00001-of-00002.safetensors"
+        ),
+        "no_bin": lambda at: (
+            (at / "model.safetensors").unlink(),
+            (at / "pytorch_model.bin.index.json").write_text(
+                json.dumps({"weight_map": {"w": "pytorch_model-00002.bin"}})
+            ),
+        ),
+        "adapters": lambda at: (
+            (at / "model.safetensors").rename(at / "adapter_model.safetensors"),
+            (at / "adapter_config.json").write_text("{}"),
         ),
         "no_config": lambda at: (at / "config.json").unlink(),
         "broken_config": lambda at: (at / "config.json").write_text("{"),
@@ -179,6 +206,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (other / path.name).write_bytes(path.read_bytes())
         change(other)
     return folder
+
+
+def _write_config(folder: Path, vocab_size: int) -> None:
+    content = {"model_type": "qwen3", "vocab_size": vocab_size, **SIZES}
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+def _swap_tokens(path: Path) -> None:
+    """Exchange the ids of two tokens."""
+    content = json.loads(path.read_text())
+    ids = content["model"]["vocab"]
+    first, second = list(ids)[:2]
+    ids[first], ids[second] = ids[second], ids[first]
+    path.write_text(json.dumps(content))
 
 
 def _set(path: Path, **keys: object) -> None:
@@ -255,6 +296,16 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
         own_env("Deaf"),
         "agents.custom_envs.lake",
         "step cannot be called as step(reply)",
+    ),
+    "environment of gym's old form": (
+        own_env("Old"),
+        "agents.custom_envs.lake",
+        "it must return (observation, reward, terminated, truncated, info), found tuple of 4",
+    ),
+    "environment without a reward": (
+        own_env("Numb"),
+        "agents.custom_envs.lake",
+        "rewards must be numbers, found NoneType",
     ),
     "environment that returns a text alone": (
         own_env("Bare"),
@@ -406,6 +457,15 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
         "reward.rewards[0]",
         "judge.prompt is no template",
     ),
+    "judge that asks for a column that rows lack": (
+        data("rows")
+        | scored(
+            kind="judge", judge=JUDGE | {"prompt": "{{ answer }} {{ row.truth }} {{ metrics.x }}"}
+        ),
+        "agents.datasets.lake",
+        "rows[0]: reward 'own': judge 'own' (http://localhost:1) cannot be asked: judge.prompt: "
+        "'dict object' has no attribute 'truth'",
+    ),
     "judge with an unknown name": (
         scored(kind="judge", judge=JUDGE | {"prompt": "{{ anser }}"}),
         "reward.rewards[0]",
@@ -486,6 +546,21 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
         "pretrain",
         "lacks model-00002.safetensors",
     ),
+    "model without the index of its parts": (
+        pretrained("{folder}/no_index"),
+        "pretrain",
+        "holds model-00001-of-00002.safetensors without model.safetensors.index.json",
+    ),
+    "model without one part of torch's form": (
+        pretrained("{folder}/no_bin"),
+        "pretrain",
+        "lacks pytorch_model-00002.bin, which pytorch_model.bin.index.json names",
+    ),
+    "adapters without their model": (
+        pretrained("{folder}/adapters"),
+        "pretrain",
+        "merged with their model",
+    ),
     "config.json that is cut": (pretrained("{folder}/broken_config"), "pretrain", "cannot read"),
     "config.json that is a list": (pretrained("{folder}/other_config"), "pretrain", "holds a list"),
     "model of an unknown kind": (
@@ -539,13 +614,21 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
         "pretrain",
         "vocabulary 99",
     ),
-    "reference of another vocabulary": (
+    "reference with too few vectors": (
         {
             "learner.init_kl_coef": 0.1,
             "learner.reference": {"pretrain": "{folder}/small_vocabulary"},
         },
         "learner.reference.pretrain",
-        "99 tokens in its vocabulary",
+        "has vectors for 99 tokens",
+    ),
+    "reference of other tokens": (
+        {
+            "learner.init_kl_coef": 0.1,
+            "learner.reference": {"pretrain": "{folder}/other_tokens"},
+        },
+        "learner.reference.pretrain",
+        "use a model with the policy's tokenizer",
     ),
     "episode longer than the context": (
         {"agents.max_episode_tokens": 1024},
@@ -592,7 +675,11 @@ def test_a_gpu_by_number_needs_one_here(folder: Path) -> None:
 
 def test_a_valid_experiment_has_a_summary_and_all_of_its_mistakes_come_at_once(folder: Path) -> None:
     with importable_from(folder):
-        valid = report_of(changed(pretrained(str(folder / "whole"))), on_machine=True)
+        teacher = {
+            "learner.init_kl_coef": 0.1,
+            "learner.reference": {"pretrain": str(folder / "whole")},
+        }
+        valid = report_of(changed(pretrained(str(folder / "whole")) | teacher), on_machine=True)
         wrong = report_of(
             changed(
                 own_env("Envy")
@@ -606,6 +693,7 @@ def test_a_valid_experiment_has_a_summary_and_all_of_its_mistakes_come_at_once(f
     assert valid.problems == ()
     assert valid.model is not None
     assert (valid.model.num_parameters, valid.model.context_tokens) == (15, 512)
+    assert valid.model.role_sizes == {"reference": 15}
     assert valid.machine is not None
     assert [prompt.num_tokens > 10 for prompt in valid.prompts] == [True]
     assert {problem.partition(": ")[0] for problem in wrong.problems} == {
@@ -625,6 +713,51 @@ def test_every_tool_of_the_sandbox_is_served_by_its_services(folder: Path) -> No
     assert not any("shell" in note for note in served.notes)
 
 
+def test_an_environment_that_fails_at_an_unreadable_reply_is_noted(folder: Path) -> None:
+    with importable_from(folder):
+        report = report_of(changed(own_env("Strict")))
+    assert report.problems == ()
+    (note,) = [note for note in report.notes if "empty reply" in note]
+    assert note.startswith("agents.custom_envs.lake: ")
+    assert "env.step raised ValueError: no move (at loading_parts.py:" in note
+
+
+def test_a_slow_first_step_is_given_up_without_a_word() -> None:
+    class Slow:
+        is_left = False
+
+        def step(self, action: str) -> Any:
+            try:
+                threading.Event().wait()
+            finally:
+                self.is_left = True
+
+    env = Slow()
+    assert list(notes_of_first_step(EnvHandle(env), "agents.custom_envs.lake", 0.05)) == []  # type: ignore[arg-type]
+    assert env.is_left
+
+
+def test_rows_that_are_trained_and_evaluated_are_noted(folder: Path) -> None:
+    held_out = {"path": "loading_parts:long_rows"}
+    same = {"path": "loading_parts:rows", "split": "test"}
+    sets = {"lake": {"path": "loading_parts:rows"}, "same": same, "held_out": held_out}
+    longer = data("rows") | {"agents.datasets": sets, "agents.max_episode_tokens": 512}
+    noted = {
+        "lake": "agents.datasets.lake: it is trained (scheduler.tags) and evaluated",
+        "same": "agents.datasets.same: it is evaluated, and 1 of its first 1 rows are rows of "
+        "agents.datasets.lake too",
+        "held_out": "",
+    }
+    for tag, said in noted.items():
+        with importable_from(folder):
+            report = report_of(changed(longer | {"evaluations": {"held": {"tag": tag}}}))
+            alone = report_of(changed(longer | {"evaluations": {"held": {"tag": tag}}, "max_steps": 0}))
+        found = [note for note in report.notes if "evaluated" in note]
+        assert len(found) == bool(said)
+        assert all(note.startswith(said) for note in found)
+        assert not any("evaluated" in note for note in alone.notes)
+
+
 def test_a_tool_that_the_run_does_not_serve_is_noted(folder: Path) -> None:
     with importable_from(folder):
         wanted = data("tool_rows") | {"agents.max_episode_tokens": 512}
@@ -639,10 +772,21 @@ def test_a_tool_that_the_run_does_not_serve_is_noted(folder: Path) -> None:
 PRETRAINED = ("frozen_lake_8x8", "gsm8k", "gsm8k_7b_8gpu", "search_agent_32b_64gpu")
 
 
+def _teacher(folder: Path, model: Path) -> Path:
+    """A model folder with the tokens of frozen lakes."""
+    build_frozen_lake_tokenizer(folder)
+    num_tokens = len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
+    _write_config(folder, num_tokens)
+    (folder / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes())
+    return folder
+
+
 def _overrides(path: Path, folder: Path) -> list[str]:
     is_pretrained = path.parent.name in PRETRAINED or path.stem == "published"
     begins_at_random = path.stem in ("tiny", "lake_4x4")
     overrides = [f"pretrain={folder / 'wide'}"] if is_pretrained and not begins_at_random else []
+    if path.parent.name == "distillation":
+        overrides.append(f"learner.reference.pretrain={_teacher(folder / 'teacher', folder / 'wide')}")
     if path.stem != "attempts":
         return overrides
     entry = "agents.custom_envs.{}.env_config.dataset.path={}"

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tailrace.config import ConfigError
 from tailrace_cli.experiment import Experiment, load
 from tailrace_cli.loading.facts import MachineFacts, ModelFacts
-from tailrace_cli.loading.memory import (
-    GIB,
-    engine_needs,
-    layer_bytes,
-    memory_of,
-    memory_table,
-    rank_needs,
-)
+from tailrace_cli.loading.memory import GIB, memory_of, memory_table
 from tailrace_cli.loading.model_facts import model_facts
+from tailrace_cli.loading.needs import engine_needs, layer_bytes, rank_needs
 from tailrace_learner.config_models import TrainingArgs
 from tailrace_learner.core.step.optimizer import SummedOptimizer
 
@@ -131,6 +128,24 @@ def test_parallel_ranks_and_engines_divide_what_they_hold() -> None:
     assert eight.activations > one.activations  # layers are gathered to compute
 
 
+def test_a_teacher_counts_with_its_own_size() -> None:
+    chosen = on_gpus("learner.init_kl_coef=0.1", "learner.reference.pretrain=teacher")
+    as_large = rank_needs(chosen, SEVEN)
+    larger = replace(SEVEN, role_sizes={"reference": 32_000_000_000})
+    more = rank_needs(chosen, larger).others - as_large.others
+    size = 2 if chosen.learner.model_args.dtype == "bfloat16" else 4
+    assert more == size * (32_000_000_000 - SEVEN.num_parameters)
+
+
+@pytest.mark.parametrize("engine", ["torch", "hf"])
+def test_our_engines_hold_the_base_of_adapters_beside_two_sets_of_weights(engine: str) -> None:
+    lora = "learner.lora={r: 8, target_modules: [all-linear]}"
+    one = engine_needs(on_gpus("inference.engine=vllm", lora), SEVEN, 0).weights
+    named = f"inference.engine={engine}"
+    assert engine_needs(on_gpus(named), SEVEN, 0).weights == 2 * one
+    assert engine_needs(on_gpus(named, lora), SEVEN, 0).weights == 3 * one
+
+
 def test_an_engine_fills_its_share_of_a_gpu() -> None:
     chosen = on_gpus("inference.engine=vllm", "inference.gpu_memory_utilization=0.5")
     needs = engine_needs(chosen, SEVEN, 80 * GIB)
@@ -146,6 +161,14 @@ def test_the_table_shows_each_user_once_with_its_devices() -> None:
     assert max(map(len, table)) <= 80
     assert [" ".join(line.split()[:5]) for line in lines] == [
         "published weights, host - -",
+        "older weights, host - -",
+        "staged versions, host - -",
         "learner, GPU 0 to 1",
         "engine, GPU 2 to 3",
     ]
+
+
+def test_a_configuration_that_contradicts_itself_is_the_users_mistake() -> None:
+    content = json.dumps({"model_type": "qwen3", "layer_types": ["full_attention"]}).encode()
+    with pytest.raises(ConfigError, match=r"the model's config\.json: .*layer_types"):
+        model_facts("own", content)

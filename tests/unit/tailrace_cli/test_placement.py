@@ -63,6 +63,13 @@ def test_a_server_on_two_nodes_has_as_many_gpus_of_each() -> None:
         place(GpuDemand(4, 1, 8, nodes_per_server=2), 16, num_nodes=1)
 
 
+def test_a_learner_that_takes_turns_has_the_gpus_of_one_node() -> None:
+    shared = GpuDemand(8, 2, 8, is_colocated=True)
+    assert place(shared, 16, num_nodes=2).learner == tuple(range(8))
+    with pytest.raises(PlacementError, match=r"^colocated: .* 16 ranks lie on 2 nodes of 8 GPUs"):
+        place(GpuDemand(16, 2, 8, is_colocated=True), 16, num_nodes=2)
+
+
 def test_64_gpus_on_8_nodes() -> None:
     placed = place(GpuDemand(32, 8, 4), 64, num_nodes=8)
     assert placed.learner == tuple(range(32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec import convert
 
-from tailrace.config import ConfigError
+from tailrace.config import ConfigError, TracingArgs
 from tailrace_cli.cluster import plan as cluster_plan
 from tailrace_cli.cluster.local import LocalCluster
 from tailrace_cli.cluster.permissions import SERVICE_USERS
@@ -78,8 +79,26 @@ def test_modules_beside_the_experiment_file_can_be_imported(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     for spec in plan(ClusterConfig(), folder=tmp_path):
-        assert spec.env["PYTHONPATH"] == f"{tmp_path}:elsewhere"
+        assert spec.env["PYTHONPATH"] == f"{tmp_path}:{Path.cwd()}:elsewhere"
     assert load(EXAMPLE).folder == EXAMPLE.parent
+
+
+def test_a_module_of_the_experiment_comes_before_one_of_its_name_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("mine", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own_part.py").write_text(f"print({folder!r})\n")
+    (tmp_path / "other" / "only_here.py").write_text("print('only here')\n")
+    monkeypatch.chdir(tmp_path / "other")
+    specs = plan(ClusterConfig(tool_workers=("own_part:add",)), folder=tmp_path / "mine")
+    for spec in (specs[0], specs[-1]):  # a tool worker, a service
+        python = spec.argv[: spec.argv.index("-m") + 1]
+        said = [
+            subprocess.run([*python, name], env=spec.env, capture_output=True, text=True).stdout
+            for name in ("own_part", "only_here")
+        ]
+        assert said == ["mine\n", "only here\n"]
 
 
 def test_variables_that_the_user_names_reach_only_the_processes_with_code_of_his_own(
@@ -96,6 +115,26 @@ def test_variables_that_the_user_names_reach_only_the_processes_with_code_of_his
     assert not [spec for spec in specs if {"OTHER_KEY", "NOT_SET"} & set(spec.env)]
 
 
+def test_variables_of_trackers_stores_and_containers_reach_the_service_that_calls_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = {
+        "MLFLOW_TRACKING_URI": ["learner", "agents"],
+        "TRACKIO_DIR": ["learner"],
+        "WANDB_API_KEY": ["learner"],
+        "AWS_SECRET_ACCESS_KEY": ["learner"],  # code of a user's reward needs none
+        "DOCKER_HOST": ["sandbox"],
+        "KUBECONFIG": ["sandbox"],
+    }
+    for name in wanted:
+        monkeypatch.setenv(name, "given")
+    specs = plan(ClusterConfig(num_sandboxes=1, tool_workers=("mine:add",)), 1)
+    told = {name: [spec.name for spec in specs if name in spec.env] for name in wanted}
+    assert {name: sorted(names) for name, names in told.items()} == {
+        name: sorted(names) for name, names in wanted.items()
+    }
+
+
 def test_the_way_to_the_hub_is_that_of_the_user_and_a_proxy_is_for_other_machines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -109,8 +148,55 @@ def test_the_way_to_the_hub_is_that_of_the_user_and_a_proxy_is_for_other_machine
     for name in told:
         env = environments[name]
         assert env["https_proxy"] == "http://proxy.example:3128"
-        assert env["NO_PROXY"] == env["no_proxy"] == ".example.org,127.0.0.1,localhost"
+        assert env["NO_PROXY"] == env["no_proxy"] == ".example.org,127.0.0.1,localhost,0.0.0.0"
     assert not [name for name in environments.keys() - set(told) if "no_proxy" in environments[name]]
+
+
+def test_caches_and_tokens_of_the_hub_are_found_where_the_user_keeps_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {
+        "HF_MODULES_CACHE": "/scratch/modules", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+        "HUGGINGFACE_HUB_CACHE": "/scratch/hub", "HUGGING_FACE_HUB_TOKEN": "secret",
+    }  # fmt: skip
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    specs = {spec.name: spec.env for spec in plan(ClusterConfig(num_sandboxes=1), 1)}
+    for name in ("learner", "inference", "reward", "agents"):
+        assert given.items() <= specs[name].items(), name
+    for name in ("scheduler", "sandbox", "gateway", "weight_sync"):
+        assert not given.keys() & specs[name].keys(), name
+
+
+def test_every_process_finds_the_packages_and_caches_of_the_one_that_starts_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {
+        "PYTHONUSERBASE": "/project/user", "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1",
+        "PYTHONPYCACHEPREFIX": "/scratch/bytecode", "XDG_CACHE_HOME": "/scratch/cache",
+    }  # fmt: skip
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    for spec in plan(ClusterConfig(num_sandboxes=1, tool_workers=("mine:add",)), 1):
+        assert given.items() <= spec.env.items(), spec.name
+
+
+def test_variables_of_cuda_nccl_and_engines_reach_the_processes_that_compute_on_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {
+        "NCCL_P2P_DISABLE": "1", "TORCH_NCCL_BLOCKING_WAIT": "1", "CUDA_HOME": "/opt/cuda",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "VLLM_ATTENTION_BACKEND": "FLASH_ATTN", "SGLANG_LOG": "1", "TRITON_CACHE_DIR": "/triton",
+        "TORCHINDUCTOR_CACHE_DIR": "/scratch/inductor",
+    }  # fmt: skip
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    specs = {spec.name: spec.env for spec in plan(ClusterConfig(num_sandboxes=1), 1)}
+    for name in ("learner", "inference", "weight_sync", "reward"):
+        assert given.items() <= specs[name].items(), name
+    for name in specs.keys() - {"learner", "inference", "weight_sync", "reward"}:
+        assert not given.keys() & specs[name].keys(), name
 
 
 def gpus(config: ClusterConfig) -> dict[str, str]:
@@ -266,3 +352,31 @@ def test_servers_of_another_engine_run_with_the_interpreter_that_has_it(
         inference_python(named, "torch")
     python.chmod(0o755)
     assert inference_python(ClusterConfig(inference_python=str(python)), "torch") == str(python)
+
+
+def test_every_service_reaches_the_receiver_of_traces_as_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {
+        "OTEL_EXPORTER_OTLP_CLIENT_KEY": "/keys/client.pem",
+        "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "key=1",
+        "HTTPS_PROXY": "http://proxy:3128",
+        "REQUESTS_CA_BUNDLE": "/keys/ca.pem",
+    }
+    elsewhere = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+    for name, value in {**given, elsewhere: "https://elsewhere"}.items():
+        monkeypatch.setenv(name, value)
+    connection = ServerAddresses("nats://here", "redis://here", PASSWORDS)
+    site = Site(Path("config.yaml"), Path("state"), connection, 1, otlp_endpoint="https://collector")
+    config = ClusterConfig(num_sandboxes=1, tool_workers=("mine:add",))
+    for spec in (*tool_worker_specs(config, "run", site), *service_specs(config, 1, site)):
+        assert given.items() <= spec.env.items(), spec.name
+        assert spec.env["OTEL_EXPORTER_OTLP_ENDPOINT"] == "https://collector", spec.name
+        assert elsewhere not in spec.env, spec.name
+
+
+def test_an_endpoint_of_traces_alone_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://collector/v1/traces")
+    assert TracingArgs().resolved_endpoint == "https://collector/v1/traces"
+    assert TracingArgs(endpoint="http://own:4318").resolved_endpoint == "http://own:4318"

@@ -77,8 +77,9 @@ async def relayed(path: str, events: list[Any]) -> tuple[Any, str]:
         return await relay.export(request), shown.getvalue()
 
 
-async def test_a_stream_is_a_call_and_is_shown_whole() -> None:
-    exported, shown = await relayed("chat/completions", CHAT)
+@pytest.mark.parametrize("path", ["chat/completions", "chat/completions/"])
+async def test_a_stream_is_a_call_and_is_shown_whole(path: str) -> None:
+    exported, shown = await relayed(path, CHAT)
     assert exported.metrics["num_calls"] == 1
     assert exported.rewards == (1.0,)
     call = ToolCall("t1", "add", '{"a": 1}')
@@ -88,6 +89,15 @@ async def test_a_stream_is_a_call_and_is_shown_whole() -> None:
     )
     assert "21 tokens in, 3 out, tool_calls" in shown
     assert 'add({"a": 1})' in shown
+
+
+@pytest.mark.parametrize(
+    "names", [("reasoning",), ("reasoning_content",), ("reasoning", "reasoning_content")]
+)
+async def test_streamed_thoughts_are_read_under_either_name(names: tuple[str, ...]) -> None:
+    thoughts = [chunk(dict.fromkeys(names, text)) for text in ("I ", "add.")]
+    exported, _ = await relayed("chat/completions", [*thoughts, *CHAT])
+    assert exported.messages[1].reasoning == "I add."
 
 
 @pytest.mark.parametrize(("path", "events"), [("messages", MESSAGES), ("responses", RESPONSES)])

@@ -7,10 +7,12 @@ import re
 import shutil
 import stat
 import subprocess
+import tracemalloc
 from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from tailrace.config import ConfigError
@@ -28,6 +30,7 @@ from tailrace_protos.event import (
     EvaluationFinished,
     Event,
     EventBody,
+    GroupClosed,
     RunFinished,
     StepFinished,
     WeightsPublished,
@@ -139,6 +142,17 @@ def test_sampled_and_greedy_success_stand_beside_the_best_simple_player(tmp_path
     assert table["values"] == [[0.25, None, 0.75], [0.125, None, 0.875]]
 
 
+def test_the_best_simple_player_is_that_of_the_first_named_evaluation(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    settings["evaluations"] = {"small": {"tag": "lake"}, "large": {"tag": "lake"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    players = {"large": {"random": 0.9}, "small": {"random": 0.1, "safe random": 0.3}}
+    (folder / "baselines.json").write_text(json.dumps(players))
+    text = " ".join(re.sub(r"<[^>]*>", " ", page_of(folder)).split())
+    assert "Best simple player 0.300 safe random" in text
+
+
 def test_a_digest_reads_on_and_counts_each_episode_once(tmp_path: Path) -> None:
     path, content = tmp_path / "events.jsonl", lines(*BODIES)
     digest = RunDigest(path)
@@ -153,6 +167,27 @@ def test_a_digest_reads_on_and_counts_each_episode_once(tmp_path: Path) -> None:
     assert digest.staleness == {0: 2, 1: 1}
     assert digest.outcomes["train"] == {"ok": 3, "timeout": 1}
     assert digest.evaluations == {0: "e0-v1", 2: "e2-v3"}
+
+
+def test_a_digest_forgets_groups_that_nobody_trains(tmp_path: Path) -> None:
+    """The page of a run is kept up to date for weeks, in one process."""
+    path, digest = tmp_path / "events.jsonl", RunDigest(tmp_path / "events.jsonl")
+
+    def held_bytes(first: int) -> int:
+        with path.open("ab") as file:
+            for n in range(first, first + 500):
+                closed = GroupClosed(f"t{n}", "train", 1, 4, n % 100 == 99, 0)
+                trained = (StepFinished("a", n, n, (f"t{n}",), 0, 0.0, 1.0, {}),) * (n % 100 == 99)
+                file.write(lines(settled(f"t{n}", 0, 4, 1), closed, *trained))
+        digest.read_on()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    early = held_bytes(0)
+    late = held_bytes(500)
+    tracemalloc.stop()
+    assert late - early < 20_000  # of the groups 200,000
+    assert digest.lengths == {4: 1000}
 
 
 def test_best_median_and_worst_of_the_first_and_last_evaluation_are_shown(tmp_path: Path) -> None:
@@ -202,7 +237,7 @@ def test_only_settings_that_differ_are_listed() -> None:
 def test_every_start_of_a_run_is_recorded_for_its_owner_alone(tmp_path: Path) -> None:
     for _ in range(2):
         record_launch(tmp_path, tmp_path)
-    assert [sorted(each["versions"])[-1] for each in read_launches(tmp_path)] == ["transformers"] * 2
+    assert [sorted(each.versions)[-1] for each in read_launches(tmp_path)] == ["transformers"] * 2
     assert stat.S_IMODE((tmp_path / "launch.json").stat().st_mode) == 0o600
     page = make_run(tmp_path, "page") / "report.html"
     page_of(page.parent)

@@ -16,7 +16,7 @@ ON_CPU = ("learner.device=cpu", "inference.device=cpu")
     [
         ((*ON_CPU, "cluster.num_threads=1"), 1000, (), 8, RunRoom(4, "processors")),
         ((*ON_CPU, "cluster.num_threads=3"), 1000, (), 8, RunRoom(1, "processors")),
-        ((*ON_CPU, "cluster.num_threads=1"), 90, (), 64, RunRoom(2, "memory")),
+        ((*ON_CPU, "cluster.num_threads=1"), 130, (), 64, RunRoom(2, "memory")),
         ((*ON_CPU, "cluster.num_threads=1"), 1, (), 64, RunRoom(1, "memory")),
         ((*ON_GPUS, "cluster.num_inference_servers=2"), 1000, (80,) * 8, 64, RunRoom(2, "GPUs")),
         ((*ON_GPUS, "colocated=true"), 1000, (80,) * 8, 64, RunRoom(4, "GPUs")),

@@ -20,7 +20,9 @@ from tailrace.config import ConfigError
 from tailrace_cli.__main__ import app, main
 from tailrace_cli.cluster.local import take_lock
 from tailrace_cli.commands.init import examples_folder
+from tailrace_cli.damaged import DamagedRunError
 from tailrace_cli.run_folders import RunFolder, find_run
+from tailrace_cli.summary import read_health
 from tailrace_protos.event import (
     Event,
     EventBody,
@@ -193,7 +195,7 @@ def test_a_run_that_goes_on_is_listed_as_running_and_stop_ends_it(tmp_path: Path
         assert "0.750" in listed
         assert f"process {process.pid}" in run("status", "lake", "--output_dir", str(tmp_path))
         assert "interrupted" in run("stop", "lake", "--output_dir", str(tmp_path))
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def test_a_run_that_does_not_end_in_time_makes_stop_fail(tmp_path: Path) -> None:
@@ -308,9 +310,26 @@ def test_a_report_is_written_of_a_run_as_it_stands(tmp_path: Path) -> None:
 def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str) -> None:
     folder = make_run(tmp_path, STARTED)
     (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_text('{"type":"run_started"\n')
-    with pytest.raises(ConfigError, match=f"{folder / name} is damaged, or of another version"):
-        run("report", str(folder))
+    for content in (b'{"type":"run_started"\n', b'{"type":"run_started", "run": "\xff"}\n'):
+        (folder / name).write_bytes(content)
+        with pytest.raises(ConfigError, match=f"{folder / name} is damaged, or of another version"):
+            run("report", str(folder))
+
+
+def test_one_byte_that_is_no_text_is_told_by_every_command_that_reads_events(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, STARTED, FINISHED)
+    events = folder / "events.jsonl"
+    events.write_bytes(events.read_bytes().replace(b'"lake"', b'"l\xffke"').replace(b"all", b"\xff"))
+    with pytest.raises(ConfigError, match=f"{events}:1 is no event"):
+        run("why", str(folder))
+    for command in ("status", "report"):
+        with pytest.raises(ConfigError, match=f"{events} is damaged"):
+            run(command, str(folder))
+    with pytest.raises(DamagedRunError, match="is damaged"):
+        read_health(folder)
+    make_run(tmp_path, STARTED, FINISHED, name="other")
+    told = run("runs", "--output-dir", str(tmp_path)).splitlines()
+    assert [line.split()[1] for line in told[1:]] == ["damaged:", "finished"]
 
 
 def test_a_damaged_run_hides_no_other_one_from_the_list(tmp_path: Path) -> None:

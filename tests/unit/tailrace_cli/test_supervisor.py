@@ -8,10 +8,13 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
 
+from tailrace.config import ConfigError
+from tailrace_cli.cluster import supervisor as supervisor_module
 from tailrace_cli.cluster.plan import ProcessSpec
 from tailrace_cli.cluster.supervisor import Supervisor, _Failures
 from tailrace_cli.config import ClusterConfig
@@ -29,7 +32,7 @@ async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
     await made.stop(list(made.pids), drain_s=0.1)
 
 
-async def until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
     """Poll a condition of another process until it holds."""
     async with asyncio.timeout(deadline_s):
         while not condition():
@@ -66,9 +69,40 @@ async def test_a_restart_is_told_with_the_log_and_an_end_for_good_is_not(tmp_pat
     told: list[str] = []
     supervisor = Supervisor(tmp_path, max_restarts=1, restart_window_s=60.0, tell=told.append)
     await supervisor.start(ProcessSpec("broken", [sys.executable, "-c", "raise SystemExit(3)"]))
-    await asyncio.wait_for(supervisor.failed, 20)
+    await asyncio.wait_for(supervisor.failed, 60)
     assert told == [f"broken ended (exit code 3) and starts again; its log: {tmp_path}/broken.log"]
     await supervisor.stop(["broken"], drain_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (signal.SIGKILL, "signal SIGKILL: the kernel sends it where memory is used up"),
+        (signal.SIGSEGV, "signal SIGSEGV"),
+    ],
+)
+async def test_a_process_that_a_signal_ends_is_told_with_its_name(
+    number: signal.Signals, told: str, tmp_path: Path
+) -> None:
+    notices: list[str] = []
+    supervisor = Supervisor(tmp_path, max_restarts=1, restart_window_s=60.0, tell=notices.append)
+    program = f"import os; os.kill(os.getpid(), {int(number)})"
+    await supervisor.start(ProcessSpec("learner", [sys.executable, "-c", program]))
+    error = await asyncio.wait_for(supervisor.failed, 60)
+    assert notices[0].startswith(f"learner ended ({told}")
+    assert f"learner keeps failing ({told}" in str(error)
+    await supervisor.stop(["learner"], drain_s=0.1)
+
+
+async def test_a_program_that_this_machine_cannot_run_is_named(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    """As one of another processor's kind."""
+    program = tmp_path / "nats-server"
+    program.write_bytes(b"\x7fELF of another machine")
+    program.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"^nats: .*/nats-server cannot be run \(Exec format error\)"):
+        await supervisor.start(ProcessSpec("nats", [str(program)]))
 
 
 async def test_a_program_that_is_gone_at_a_restart_fails_the_cluster(
@@ -79,7 +113,7 @@ async def test_a_program_that_is_gone_at_a_restart_fails_the_cluster(
     program.write_text('#!/bin/sh\nrm "$0"\n')
     program.chmod(0o755)
     await supervisor.start(ProcessSpec("broken", [str(program)]))
-    error = await asyncio.wait_for(supervisor.failed, 20)
+    error = await asyncio.wait_for(supervisor.failed, 60)
     assert "No such file or directory" in str(error)
     await supervisor.stop(["broken"], drain_s=0.1)
 
@@ -98,7 +132,7 @@ async def test_a_user_error_is_final_and_carries_the_last_line_of_the_log(
 ) -> None:
     program = "import sys; print('error: pretrain: no such model', file=sys.stderr); sys.exit(2)"
     await supervisor.start(ProcessSpec("learner", [sys.executable, "-c", program]))
-    error = await asyncio.wait_for(supervisor.failed, 10)
+    error = await asyncio.wait_for(supervisor.failed, 60)
     assert error.exit_code == 2
     assert str(error) == "learner: pretrain: no such model"
     assert supervisor.num_restarts == {}
@@ -109,7 +143,7 @@ async def test_a_process_that_keeps_failing_fails_the_cluster_with_its_log(
 ) -> None:
     program = "import sys; print('what broke'); sys.exit(1)"
     await supervisor.start(ProcessSpec("broken", [sys.executable, "-c", program]))
-    error = await asyncio.wait_for(supervisor.failed, 20)
+    error = await asyncio.wait_for(supervisor.failed, 60)
     assert supervisor.num_restarts == {"broken": 3}
     assert "what broke" in str(error)
 
@@ -133,7 +167,7 @@ async def test_a_service_that_fails_before_it_is_ready_or_without_progress_ends_
     line = '{"event": "no room", "level": "error", "path": "/x", "run": "r"}'
     program = ["/bin/sh", "-c", f"{touches and f'touch {ready};'} echo '{line}'; exit 1"]
     await supervisor.start(ProcessSpec("broken", program, ready_file=ready))
-    error = await asyncio.wait_for(supervisor.failed, 20)
+    error = await asyncio.wait_for(supervisor.failed, 60)
     assert expected in str(error)
     assert str(error).endswith("error no room path=/x")
     assert error.exit_code == 1
@@ -200,7 +234,39 @@ asyncio.run(main())
         sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE
     )
     assert parent.stdout is not None
-    child = int(await asyncio.wait_for(parent.stdout.readline(), 20))
+    child = int(await asyncio.wait_for(parent.stdout.readline(), 60))
     parent.kill()
     await parent.wait()
     await until(lambda: not is_alive(child))
+
+
+class StuckProcess:
+    """Process that waits inside the kernel: even SIGKILL does not end it."""
+
+    pid, returncode = 4711, None
+
+    def __init__(self) -> None:
+        self.signals: list[int] = []
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+
+    def kill(self) -> None:
+        self.signals.append(signal.SIGKILL)
+
+    async def wait(self) -> int:
+        await asyncio.Event().wait()
+        return 0
+
+
+async def test_a_process_that_does_not_end_although_it_was_killed_is_left_behind_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "KILLED_S", 0.05)
+    told: list[str] = []
+    made = Supervisor(tmp_path / "logs", max_restarts=3, restart_window_s=60.0, tell=told.append)
+    stuck = StuckProcess()
+    ending = made._end_process("learner", cast(asyncio.subprocess.Process, stuck), 0.05)
+    await asyncio.wait_for(ending, 60)
+    assert stuck.signals == [signal.SIGTERM, signal.SIGKILL]
+    assert "learner (process 4711) does not end although it was killed" in told[-1]

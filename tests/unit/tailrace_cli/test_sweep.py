@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tailrace.config import ConfigError
 from tailrace_cli.checkpoints import lacks_checkpoint
-from tailrace_cli.commands.sweep import commands_of, slots_of, sweep, sweep_runs
+from tailrace_cli.commands.sweep import _Children, commands_of, slots_of, sweep, sweep_runs
 from tailrace_cli.console import plain_console
 from tailrace_cli.experiment import load
 from tailrace_cli.run_folders import RunFolder
@@ -28,6 +30,19 @@ def test_every_combination_of_values_is_a_run_with_a_name() -> None:
     fixed = ("max_steps=3", "scheduler.tags=[a,b]")
     assert runs[1].overrides == ("seed=1", "learner.loss=gspo", *fixed)
     assert len(sweep_runs(["seed=range(1,4)"])) == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["seed=range(1,99999999999)"],
+        ["seed=shuffle(range(99999999999,1,step=-1))"],
+        ["seed=range(0,40)", "learner.pg_clip=range(0,40)"],
+    ],
+)
+def test_a_sweep_of_too_many_runs_is_refused_at_once(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="a sweep has at most 1000 runs"):
+        sweep_runs(words)
 
 
 def test_each_run_of_a_sweep_is_checked_with_its_name() -> None:
@@ -163,10 +178,64 @@ def test_ctrl_c_ends_the_run_and_starts_no_other(tmp_path: Path) -> None:
         while "it goes on" not in process.stdout.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        told = process.communicate(timeout=30)[0]
+        told = process.communicate(timeout=120)[0]
     assert process.returncode == 130
     assert "interrupted" in told
     assert "tailrace 0" not in told
+
+
+DRAINS = """#!{python}
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print("it drains at a signal", flush=True)
+signal.sigwait([signal.SIGTERM])
+print("it drains, and ends at the next one", flush=True)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+signal.pause()
+"""
+
+
+def test_a_second_ctrl_c_ends_a_run_that_drains(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text(DRAINS.format(python=sys.executable))
+    program.chmod(0o755)
+    script = f"import sys\nsys.executable = {str(program)!r}\n{SWEEP}"
+    command = [sys.executable, "-c", script, str(tmp_path / "run")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for said in ("it drains at a signal", "ends at the next one"):
+            while said not in process.stdout.readline():
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+        try:
+            told = process.communicate(timeout=120)[0]
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "interrupted" in told
+    assert "it drains" not in told, "no other run begins"
+
+
+async def test_a_ctrl_c_at_the_start_of_a_run_that_ends_at_once_is_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexit 2\n")
+    program.chmod(0o755)
+    children, start = _Children(), asyncio.create_subprocess_exec
+
+    async def start_late(*words: str, **options: Any) -> asyncio.subprocess.Process:
+        child = await start(*words, **options)
+        await child.wait()
+        children.interrupt()
+        return child
+
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_late)
+    assert await children.run(["init"], {}, tmp_path / "log") == 2
+    assert children.is_interrupted
 
 
 def test_texts_with_brackets_and_colons_are_printed_as_they_are(

@@ -22,7 +22,7 @@ def test_every_entry_is_a_process_of_the_user_tools_that_serves_this_run() -> No
     first, second = tool_worker_specs(config, "my_run", site)
     assert (first.name, second.name) == ("tools-0", "tools-1")
     assert first.argv[1:] == [
-        "-m", "tailrace_cli", "tools", "serve", "--run", "my_run", "my_tools:add", "my_tools:sub",
+        "-P", "-m", "tailrace_cli", "tools", "serve", "--run", "my_run", "my_tools:add", "my_tools:sub",
     ]  # fmt: skip
     assert second.argv[-1] == "other:search"
     assert (first.env["TAILRACE_NATS_USER"], first.env["TAILRACE_NATS_PASSWORD"]) == ("tools", "secret")

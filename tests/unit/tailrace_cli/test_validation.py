@@ -11,6 +11,7 @@ import yaml
 
 from tailrace.config import ConfigError, InvalidConfigError
 from tailrace_cli.checkpoints import reached_checkpoint
+from tailrace_cli.commands.train import run_training
 from tailrace_cli.experiment import count_gateways, decode, load, with_epochs
 from tailrace_cli.validation import check_experiment
 from tailrace_envs import make_env
@@ -34,6 +35,7 @@ def test_the_resolved_experiment_loads_to_the_same() -> None:
     ("override", "named"),
     [
         ("learner.temperature=0.5", "learner.temperature"),
+        ("num_epochs=2", "num_epochs: scheduler.tags names no data set"),
         ("agents.max_episode_tokens=1000", "inference.max_model_len"),
         ("scheduler.eval_tags=[nowhere]", "scheduler.eval_tags"),
         ("agents.custom_envs.frozen_lake.env_type=frozenlake", "did you mean 'frozen_lake'"),
@@ -43,6 +45,10 @@ def test_the_resolved_experiment_loads_to_the_same() -> None:
         ("scheduler.max_buffered_groups=1", "max_buffered_groups"),
         ("pretrain=owner/model", "learner.from_scratch=null"),
         ("cluster.num_gateways=-1", "cluster.num_gateways"),
+        ("cluster.num_sandboxes=99999999999", "cluster.num_sandboxes must be at most 4096"),
+        ("cluster.num_threads=99999999999", "cluster.num_threads must be at most 4096"),
+        ("scheduler.eval_groups=99999999999", "eval_group_size must be at most 1000000"),
+        ("evaluations={a: {num_tasks: 99999, num_samples: 99}}", "num_samples must be at most 1000000"),
         ("chat.tool_parser=hermse", "did you mean 'hermes'"),
         ("chat.reasoning_parser=thinks", "did you mean 'think'"),
         ("cluster.num_sandboxes=-1", "cluster.num_sandboxes"),
@@ -170,6 +176,14 @@ def test_rows_that_nothing_scores_are_refused_unless_their_agent_may(key: str, r
     check_experiment(load(EXAMPLE, [*settings, "agents.workflow.agent=my_agents.Adder"]))
     check_experiment(load(EXAMPLE, [*settings, "agents.agent_loops.adder=my_loops:Adder"]))
     check_experiment(load(EXAMPLE, [*settings[:-2], settings[-1], SCORED]))
+
+
+def test_rows_of_a_named_evaluation_that_nothing_scores_are_refused() -> None:
+    settings = ["agents.datasets.sums.path=sums.jsonl", "scheduler.eval_tags=[]", "reward.rewards=[]"]
+    check_experiment(load(EXAMPLE, settings))
+    for named in ("{sums: {num_tasks: 4}}", "{held_out: {tag: sums}}"):
+        with pytest.raises(ConfigError, match=r"nothing scores the rows of agents\.datasets\.sums"):
+            check_experiment(load(EXAMPLE, [*settings, f"evaluations={named}"]))
 
 
 @pytest.mark.parametrize("tags", ["sums", "frozen_lake,sums"])
@@ -359,6 +373,17 @@ def test_epochs_need_rows_and_a_whole_step(tmp_path: Path, monkeypatch: pytest.M
     few = [*SUMS, "scheduler.tags=[sums]", "num_epochs=1", "groups_per_step=8"]
     with pytest.raises(ConfigError, match="7 groups are fewer than groups_per_step"):
         with_epochs(load(EXAMPLE, few))
+
+
+def test_rows_that_cannot_be_counted_are_named_with_all_other_mistakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = [*SUMS, "scheduler.tags=[sums,nowhere]", "num_epochs=1", "learner.num_mini_batches=999"]
+    with pytest.raises(InvalidConfigError) as refused:
+        run_training(load(EXAMPLE, settings), overwrite=False, attachment=None)
+    for named in ("sums.jsonl", "'nowhere'", "learner.num_mini_batches"):
+        assert named in str(refused.value)
 
 
 def test_named_evaluations_name_what_exists_and_stand_alone() -> None:

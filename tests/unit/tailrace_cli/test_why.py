@@ -2,10 +2,13 @@
 
 import io
 import random
+import sys
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from tailrace.config import ConfigError
@@ -14,7 +17,7 @@ from tailrace_cli.reference import find
 from tailrace_cli.why.causes import REMEDIES, Cause
 from tailrace_cli.why.path import PathPart, path_of_episode, path_of_run
 from tailrace_cli.why.timeline import timeline_of
-from tailrace_protos.base import encode_json
+from tailrace_protos.base import decode_json, encode_json
 from tailrace_protos.episode import Outcome, StageSeconds
 from tailrace_protos.event import (
     EpisodeRedelivered,
@@ -152,6 +155,59 @@ def test_a_run_that_was_stopped_lost_no_time_but_that_of_its_next_start() -> Non
     assert seconds[Cause.LEARNER] == pytest.approx(2 + 1)
 
 
+def often_stopped(num_starts: int) -> list[Event]:
+    """Events of a run in which every second but the last of ten was spent between two schedulers."""
+    log = Log()
+    for start in range(1, num_starts):
+        log.at(10 * start, RunStarted("run", ""))
+        log.group(f"g{start}", 10 * start, [(10 * start, 10 * start + 1)], 10 * start + 1)
+    return log.events
+
+
+def test_of_many_stops_each_takes_its_seconds_from_what_follows() -> None:
+    timeline = timeline_of(often_stopped(50))
+    assert timeline.stopped_s == pytest.approx(10 + 48 * 9)
+    closings = [unix_s - timeline.began for unix_s, _ in timeline.closings]
+    assert closings == pytest.approx(range(1, 50))
+    spans = [(one.started_unix_s, one.finished_unix_s) for one in timeline.episodes.values()]
+    assert spans == [
+        (pytest.approx(timeline.began + n), pytest.approx(timeline.began + n + 1)) for n in range(49)
+    ]
+
+
+def test_an_event_takes_as_long_after_many_stops_as_after_few() -> None:
+    """The log of weeks has millions of events and hundreds of starts."""
+    few, many = (calls_per_event(often_stopped(num_starts)) for num_starts in (10, 300))
+    assert many < 2 * few
+
+
+def test_a_long_run_fits_into_memory() -> None:
+    """The log of weeks has ten million episodes; the path needs one of each group."""
+    log = Log()
+    for n in range(300):
+        stages = replace(MEASURED, reward_s=n / 7)
+        log.group(f"g{n}", n, [(n, n + member / 100) for member in range(64)], n + 1, stages=stages)
+    tracemalloc.start()
+    timeline = timeline_of((decode_json(encode_json(one), Event) for one in log.events), bool)
+    everything, _ = tracemalloc.get_traced_memory()
+    timeline = timeline_of((decode_json(encode_json(one), Event) for one in log.events), "".__eq__)
+    needed, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert timeline.num_episodes == 300 * 64
+    assert needed < everything / 10
+
+
+def calls_per_event(events: list[Event]) -> float:
+    """Calls of Python functions, resumed generators among them."""
+    calls = Counter[str]()
+    sys.setprofile(lambda frame, event, argument: calls.update([event]))
+    try:
+        timeline_of(events)
+    finally:
+        sys.setprofile(None)
+    return calls["call"] / len(events)
+
+
 def test_a_late_admission_waits_for_the_group_that_made_room() -> None:
     log = Log()
     log.group("a", 1, [(1, 9)], 9)
@@ -175,6 +231,32 @@ def test_evaluations_and_lost_attempts_have_causes_of_their_own() -> None:
     assert seconds[Cause.START] == pytest.approx(3)
     assert seconds[Cause.LOST] == pytest.approx(1)
     assert seconds[Cause.QUEUE] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("room_s", "room", "queue"), [(0, 0, 6), (4, 4, 2), (9, 6, 0), (-1, 0, 6)])
+def test_a_wait_for_a_server_with_room_is_none_for_a_worker(
+    room_s: float, room: float, queue: float
+) -> None:
+    """In the order of time: for a server, then for a worker; clocks that differ shift nothing else."""
+    log = Log()
+    log.group("a", 1, [(7, 15)], 15, stages=replace(MEASURED, room_s=room_s))
+    log.step(1, ("a",), 15, 16)
+    path = path_of_episode(timeline_of(log.events), "a.0")
+    expected = [(Cause.ROOM, room), (Cause.QUEUE, queue)]
+    assert [(one.cause, one.seconds) for one in path[:2] if one.cause is not Cause.TOOLS] == [
+        pytest.approx(one) for one in expected if one[1]
+    ]
+    assert log.seconds().get(Cause.ROOM, 0.0) == pytest.approx(room)
+
+
+def test_waits_of_an_older_log_are_for_workers() -> None:
+    written = b'{"prefill_s": 1.0, "decode_s": 3.0, "reward_s": 0.5}'
+    assert decode_json(written, StageSeconds) == MEASURED
+    log = Log()
+    log.group("a", 1, [(7, 15)], 15, stages=decode_json(written, StageSeconds))
+    log.step(1, ("a",), 15, 16)
+    seconds = log.seconds()
+    assert (seconds[Cause.QUEUE], Cause.ROOM in seconds) == (pytest.approx(6), False)
 
 
 def test_parallel_calls_never_sum_to_more_than_the_episode() -> None:

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.cache_size import DeviceError, NoRoomError, Sizes, cache_tokens
+from tailrace_inference.engine.driver import torch_engine
 from tailrace_inference.engine.forward import load_model
 from tailrace_inference.engine.kv_cache import BlockPool, KVCache, KVShape
 from tailrace_inference.engine.prefix import Prefix, PrefixStore, common_length
+from tailrace_protos.weights import ModelCard
 from tests.unit.tailrace_inference.harness import (
     Client,
     config_json,
@@ -123,11 +125,11 @@ LAYERS = [KVShape(2, 8, 8), KVShape(2, 8, 8)]  # 64 values a token
 SIZES = Sizes(weights=1000, element=2, hidden_size=4, vocab_size=10)
 
 
-def room(utilization: float, total_bytes: int, free_bytes: int) -> int:
+def room(utilization: float, total_bytes: int, free_bytes: int, sizes: Sizes = SIZES) -> int:
     config = InferenceConfig(
         gpu_memory_utilization=utilization, max_running=2, max_batched_tokens=2, kv_block_tokens=4
     )
-    return cache_tokens(config, LAYERS, SIZES, total_bytes, free_bytes)
+    return cache_tokens(config, LAYERS, sizes, total_bytes, free_bytes)
 
 
 def test_the_cache_gets_what_weights_and_activations_leave_of_the_share() -> None:
@@ -139,6 +141,51 @@ def test_the_cache_gets_what_weights_and_activations_leave_of_the_share() -> Non
     assert room(0.25, total + 4 * 128 * 7, total) == 104, "whole blocks"
     assert room(0.25, total, 1000 + activations + 128 * 40) == 40, "never more than is free"
     assert room(0.0, total, total) == InferenceConfig().kv_cache_tokens
+
+
+def test_the_base_of_adapters_is_a_third_set_of_weights() -> None:
+    activations = 2 * 10 * 16 + 2 * 4 * 12 * 2
+    merged = SIZES._replace(merges_adapters=True)
+    total = 4 * (3 * 1000 + activations + 128 * 100)
+    assert room(0.25, total, total, merged) == 100
+    assert room(0.25, total, 2 * 1000 + activations + 128 * 40, merged) == 40
+    assert room(0.25, total, total) > 100
+
+
+@pytest.mark.parametrize("trains_adapters", [False, True])
+def test_the_engine_counts_the_base_if_the_learner_trains_adapters(
+    trains_adapters: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[bool] = []
+
+    def count(config: InferenceConfig, layers: object, sizes: Sizes, *_: int) -> int:
+        counted.append(sizes.merges_adapters)
+        return config.kv_cache_tokens
+
+    monkeypatch.setattr("tailrace_inference.engine.forward.cache_tokens", count)
+    torch_engine(ModelCard(config_json(), {}, trains_adapters), InferenceConfig(kv_cache_tokens=4096))
+    assert set(counted) == {trains_adapters}
+
+
+def test_the_first_weights_find_the_memory_that_was_free_before_cache_and_staging(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are checked while both lie on the device, which has no room for a second cache."""
+    counted: list[int] = []
+
+    def count(config: InferenceConfig, layers: object, sizes: Sizes, total: int, free: int) -> int:
+        counted.append(free)
+        return config.kv_cache_tokens
+
+    monkeypatch.setattr("tailrace_inference.engine.forward.cache_tokens", count)
+    memory = "tailrace_inference.engine.forward._device_memory"
+    monkeypatch.setattr(memory, lambda device: (900, 1000))
+    model = load_model(config_json(), InferenceConfig(kv_cache_tokens=4096))
+    monkeypatch.setattr(memory, lambda device: (10, 1000))
+    num_counted = len(counted)
+    model.recheck()
+    assert len(counted) > num_counted
+    assert set(counted) == {900}
 
 
 def test_a_share_without_room_for_the_running_requests_says_what_to_change() -> None:

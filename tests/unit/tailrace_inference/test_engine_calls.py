@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from tailrace_protos.base import as_int32
-from tailrace_protos.generation import CallErrorCode, FinishReason
+from tailrace_inference.core.requests import InvalidRequestError, check_request
+from tailrace_inference.ports import EngineFeatures
+from tailrace_protos.base import as_int32, pack_int32
+from tailrace_protos.generation import CallErrorCode, FinishReason, GenerateRequest, SamplingParams
 from tests.unit.tailrace_inference.harness import VOCAB_SIZE, Client, make_engine, make_model
 
 
@@ -78,7 +80,6 @@ def test_stop_strings_without_a_tokenizer_are_refused() -> None:
         ([], 5, {}, "prompt_ids"),
         ([VOCAB_SIZE], 5, {}, "prompt_ids"),
         ([-1], 5, {}, "prompt_ids"),
-        ([1] * 256, 5, {}, "prompt_ids"),
         ([1], 0, {}, "max_new_tokens"),
         ([1], 5, {"stop_token_ids": (3,) * 1025}, "stop_token_ids"),
         ([1], 5, {"temperature": -0.1}, "temperature"),
@@ -101,6 +102,23 @@ def test_a_wrong_request_is_answered_with_the_field(
 
 
 ENGINE = make_engine(make_model())
+
+
+def test_a_temperature_that_an_engine_would_replace_is_refused_by_name() -> None:
+    features = EngineFeatures(least_temperature=0.01)
+    for temperature in (0.0, 0.01, 1.0):
+        request = GenerateRequest("c", "e", pack_int32([1]), 5, SamplingParams(temperature=temperature))
+        check_request(request, 10, VOCAB_SIZE, features)
+    request = GenerateRequest("c", "e", pack_int32([1]), 5, SamplingParams(temperature=0.005))
+    with pytest.raises(InvalidRequestError, match=r"sampling.temperature is 0.005: .* at least 0.01"):
+        check_request(request, 10, VOCAB_SIZE, features)
+
+
+def test_a_prompt_that_fills_the_longest_sequence_is_refused_with_its_length() -> None:
+    limit = ENGINE.stats().max_sequence_tokens
+    asked = Client(ENGINE).one([1] * limit, 5)
+    assert (asked.error.code, asked.error.limit_tokens) == (CallErrorCode.TOO_LONG, limit)
+    assert Client(ENGINE).one([1] * (limit - 1), 5).generation.num_tokens == 1
 
 
 def test_a_sequence_ends_at_the_longest_that_the_model_knows() -> None:
@@ -206,3 +224,26 @@ def test_a_call_that_comes_with_its_abort_in_the_middle_of_a_step_is_aborted() -
     first, late = client.asked
     assert first.generation.finish_reason is FinishReason.LENGTH
     assert late.generation.finish_reason is FinishReason.ABORT
+
+
+def test_a_release_that_comes_with_an_abort_within_a_step_frees_what_the_call_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine(make_model())
+    client = Client(engine)
+    asked = client.ask([1, 2, 3], 20)
+    engine.step()
+    read = engine._intake.read
+
+    def end_meanwhile(max_len: int) -> None:
+        """Ends the episode, as the event loop does while another thread steps."""
+        engine.abort(asked.request.call_id)
+        engine.release_prefixes((asked.request.episode_id,))
+        read(max_len)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._intake, "read", end_meanwhile)
+        engine.step()
+    client.finish()
+    assert asked.generation.finish_reason is FinishReason.ABORT
+    assert engine.stats().cached_tokens == 0

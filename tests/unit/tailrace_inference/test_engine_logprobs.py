@@ -102,6 +102,15 @@ def test_a_prompt_longer_than_a_step_is_prefilled_in_chunks_while_others_decode(
     assert largest_error(model, client.asked) < 1e-4
 
 
+@pytest.mark.parametrize("forward", ["auto", "generic", "rows"])
+def test_a_prompt_longer_than_a_step_is_computed_where_no_call_decodes_beside_it(forward: str) -> None:
+    model = make_model()
+    client = Client(make_engine(model, forward=forward, max_batched_tokens=16))
+    long = client.one([7] * 50, 4)
+    assert long.generation.num_tokens == 4
+    assert largest_error(model, client.asked) < 1e-4
+
+
 def test_a_prefix_is_reused_up_to_where_it_differs() -> None:
     model = make_model()
     client = Client(make_engine(model))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -127,6 +128,15 @@ def test_tied_embeddings_may_come_under_both_names_but_must_agree() -> None:
     other = memoryview(np.zeros(embedding.shape, np.float32)).cast("B")
     with pytest.raises(WeightMismatchError, match="tied"):
         client.engine.stage([*tensors, embedding._replace(name="lm_head.weight", data=other)], 2)
+
+
+def test_a_tied_tensor_under_both_names_may_hold_nan() -> None:
+    model = make_model("qwen3")
+    model.lm_head.weight.data[3, 5] = torch.nan
+    tied = memoryview(model.lm_head.weight.detach().numpy()).cast("B")
+    both = [*weights_of(model), TensorBytes("lm_head.weight", "float32", (67, 32), tied)]
+    staged = WeightStage(make_model("qwen3")).load(both, 1)
+    assert sum(int(value.isnan().sum()) for value in staged.values) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
@@ -275,6 +285,27 @@ def test_the_first_call_answers_soon_after_an_update_and_the_others_follow() -> 
     for one in asked:
         wanted = own_logprobs(newer, one.ids)[-5:]
         np.testing.assert_allclose(one.generation.inference_logprobs[-5:], wanted, atol=1e-4)
+
+
+def test_all_versions_are_staged_on_one_stream_whose_memory_is_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            made.append(device.type)
+
+        def synchronize(self) -> None:
+            made.append("synchronized")
+
+    monkeypatch.setattr("tailrace_inference.engine.weights._STREAM", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    stage = WeightStage(nn.Linear(2, 2), torch.device("cuda"))
+    for _ in range(3):
+        with stage._beside_steps():
+            made.append("copied")
+    assert made == ["cuda", *["copied", "synchronized"] * 3]
 
 
 def test_adapters_of_a_base_that_whole_weights_have_replaced_are_refused() -> None:

@@ -29,6 +29,7 @@ from tests.unit.tailrace_inference.harness import (
     weights_of,
 )
 from tests.unit.tailrace_inference.test_engine_logprobs import largest_error
+from tests.unit.tailrace_learner.model.test_paths import recurrent_model
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "lfm2", "mamba", "llama:dynamic", "falcon"])
@@ -92,6 +93,13 @@ def test_the_reference_engine_takes_models_that_ignore_padding(name: str) -> Non
     assert HfEngine(config_of(name), InferenceConfig()).max_len > 0
 
 
+def test_routers_whose_loss_is_asked_for_run_on_all_engines() -> None:
+    """The loss of their balance would be computed with the padding of a batch, and fail."""
+    asked = config_of("mixtral", output_router_logits=True)
+    assert HfEngine(asked, InferenceConfig()).max_len > 0
+    assert TorchEngine.from_config_json(asked, InferenceConfig()).forward_name == "generic"
+
+
 def test_attention_that_selects_keys_gets_a_forward_that_does_where_the_check_selects_all() -> None:
     text = config_of("minimax_m3_vl_text", index_block_size=16, index_topk_blocks=16)
     engine = TorchEngine.from_config_json(text, InferenceConfig(max_running=4, kv_cache_tokens=1024))
@@ -108,6 +116,8 @@ def test_half_precision_hides_no_wrong_forward(name: str) -> None:
         for dtype in ("float32", "bfloat16")
     )
     assert (half.forward_name, half.max_len) == (exact.forward_name, exact.max_len)
+    bounded = {"llama:dynamic": 63, "phi3:longrope": 63}  # their context has 64 and 512
+    assert exact.stats().max_sequence_tokens == bounded.get(name, exact.max_len)
     kept = {each.dtype for each in half._model.model.parameters()}
     assert kept == {torch.bfloat16}
 
@@ -157,6 +167,23 @@ def test_a_context_shorter_than_the_checks_sequences_is_enough() -> None:
     text = config_of("gpt2", max_position_embeddings=64)
     engine = TorchEngine.from_config_json(text, InferenceConfig(max_running=4, kv_cache_tokens=1024))
     assert (engine.forward_name, engine.max_len) == ("generic", 64)
+
+
+def test_a_text_may_end_with_one_of_several_tokens() -> None:
+    text = config_of("llama", eos_token_id=[2, 5, 7])
+    assert TorchEngine.from_config_json(text, InferenceConfig()).forward_name == "llama"
+    assert HfEngine(text, InferenceConfig()).max_len > 0
+
+
+def test_new_weights_of_a_model_that_rescales_its_own_are_taken_as_they_are() -> None:
+    """RWKV divides them in its first pass in evaluation, and no later ones."""
+    model = recurrent_model()
+    text = model.config.to_json_string(use_diff=False).encode()
+    engine = TorchEngine.from_config_json(text, InferenceConfig(max_running=4, kv_cache_tokens=64))
+    engine.stage(weights_of(model), 0)
+    engine.apply()
+    engine.attach()
+    assert largest_error(model, [Client(engine).one([1, 2, 3], 5)]) < 1e-3
 
 
 def test_an_unknown_model_type_is_refused_by_name() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,12 +15,11 @@ from tailrace_inference.adapters.listeners import socket_path
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The system's folder for temporary files."""
-    folder = tmp_path / "t"
-    folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    return folder
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
 
 
 def test_a_socket_is_in_the_state_folder_of_its_run(tmp_path: Path) -> None:
@@ -56,3 +58,17 @@ def test_a_folder_that_is_not_this_users_alone_is_refused(
             pytest.skip("only root can make a folder of another user")
     with pytest.raises(ConfigError, match="not a folder of this user alone"):
         socket_path("s0", tmp_path / ("x" * 100))
+
+
+def test_a_temporary_folder_with_a_long_name_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As batch systems give: `/scratch/<cluster>/<project>/<user>/<job>`."""
+    temporary = tmp_path / ("t" * 90)
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    path = socket_path("s0", tmp_path / ("x" * 100))
+    assert path.parent == Path("/tmp") / f"tailrace-{os.getuid()}"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+    path.unlink()

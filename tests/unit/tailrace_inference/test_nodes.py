@@ -17,7 +17,7 @@ from tailrace_inference.adapters.node_link import Hello, LinkLostError, Node, No
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.ports import EngineFailedError, EngineRefusalError, NotStagedError
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 def nodes(num: int) -> list[Node]:

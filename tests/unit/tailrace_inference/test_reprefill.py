@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tailrace.channel import ChunkSink
-from tailrace_inference.core.reprefill import ContextRecord
+from tailrace_inference.config import InferenceConfig
+from tailrace_inference.core.reprefill import ContextRecord, kept_contexts
 from tailrace_inference.handlers import InferenceHandler
+from tailrace_inference.ports import EngineFeatures
 from tailrace_protos.generation import TokenChunk
 from tests.unit.tailrace_inference.harness import Asked, Client, make_engine, make_model, weights_of
 
@@ -88,3 +90,10 @@ def test_preempted_tokens_count_in_the_engine() -> None:
     assert stats.num_preemptions > 0
     assert stats.num_preempted_tokens >= stats.num_preemptions * len(PROMPT)
     assert stats.num_preempted_tokens <= stats.num_preemptions * (len(PROMPT) + 61)
+
+
+def test_contexts_count_only_where_the_engine_keeps_them() -> None:
+    keeps, computes_again = EngineFeatures(), EngineFeatures(prefix_reuse=False)
+    assert kept_contexts(InferenceConfig(), keeps) is not None
+    assert kept_contexts(InferenceConfig(prefix_cache=False), keeps) is None
+    assert kept_contexts(InferenceConfig(engine="hf"), computes_again) is None

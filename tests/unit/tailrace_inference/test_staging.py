@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +19,11 @@ import torch
 from safetensors.torch import load_file
 
 from tailrace.weights import TensorBytes
+from tailrace.weights.errors import SegmentSpaceError
 from tailrace_inference.adapters.staging import (
     HostStage,
     OwnFolder,
+    is_runnable,
     unless_failed,
     write_model_folder,
 )
@@ -86,6 +90,17 @@ def test_an_update_that_does_not_fit_writes_no_file(stage: HostStage) -> None:
     stage.close()
 
 
+def test_a_version_without_room_is_told_and_its_part_makes_room_for_the_next(stage: HostStage) -> None:
+    path = stage.write(iter(weights_of(make_model(0))), 0, None)
+    (path.parent / "1.safetensors").symlink_to("/dev/full")  # writes to it find no space
+    with pytest.raises(SegmentSpaceError, match=rf"no room for \d+ bytes of weights in {path.parent}"):
+        stage.write(iter(weights_of(make_model(1))), 1, None)
+    assert [each.name for each in path.parent.glob("*.safetensors")] == [path.name]
+    fresh = stage.write(iter(weights_of(make_model(2))), 2, None)
+    assert sorted(each.name for each in path.parent.glob("*.safetensors")) == [path.name, fresh.name]
+    stage.close()
+
+
 @pytest.mark.parametrize("fails", [True, False])
 async def test_an_engine_that_still_starts_is_killed_when_the_server_fails_or_stops(
     fails: bool,
@@ -95,7 +110,7 @@ async def test_an_engine_that_still_starts_is_killed_when_the_server_fails_or_st
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
     others = {each.pid for each in psutil.Process().children()}
     starting = asyncio.create_task(unless_failed(lambda: subprocess.run(command, check=False), failure))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not {each.pid for each in psutil.Process().children()} - others:
             await asyncio.sleep(0.01)
         if fails:
@@ -105,6 +120,28 @@ async def test_an_engine_that_still_starts_is_killed_when_the_server_fails_or_st
         with pytest.raises(EngineFailedError if fails else asyncio.CancelledError):
             await starting
         assert not {each.pid for each in psutil.Process().children()} - others
+
+
+def test_a_folder_goes_with_its_owner(tmp_path: Path) -> None:
+    refused = OwnFolder(tmp_path)  # by an engine whose start was refused
+    (refused.path / "config.json").write_text("{}")
+    del refused
+    assert not list(tmp_path.iterdir())
+
+
+def test_versions_go_where_there_is_room_for_them_without_a_writable_dev_shm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert OwnFolder().path.parent == tmp_path
+
+
+def test_a_fork_leaves_the_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = OwnFolder(tmp_path)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    own.remove()
+    assert list(tmp_path.iterdir()) == [own.path]
 
 
 def test_a_server_starts_beside_one_of_another_user() -> None:
@@ -123,3 +160,28 @@ def test_a_server_starts_beside_one_of_another_user() -> None:
             os.seteuid(0)
     assert list(root.iterdir()) == [theirs]
     shutil.rmtree(root)
+
+
+_OF_A_CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+
+
+@pytest.mark.parametrize(
+    ("code", "is_busy"),
+    [("while True: pass", True), (_OF_A_CHILD, True), ("import time; time.sleep(600)", False)],
+    ids=["computes", "its-child-computes", "waits"],
+)
+def test_a_process_is_runnable_while_it_would_compute(code: str, is_busy: bool) -> None:
+    """Also one that gets no processor: only one that waits, or is stopped, may hang."""
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as process:
+        try:
+            deadline_s = time.monotonic() + 60.0
+            while is_runnable([process.pid]) != is_busy and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            assert is_runnable([process.pid]) == is_busy
+            os.killpg(process.pid, signal.SIGSTOP)
+            while is_runnable([process.pid]) and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            assert not is_runnable([process.pid])
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert not is_runnable([process.pid])

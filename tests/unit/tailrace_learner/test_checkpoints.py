@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from tailrace_learner.adapters.checkpoints import (
 from tailrace_learner.adapters.hf_model import TrainableModel
 from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
 from tailrace_learner.adapters.strategies.base import Strategy
-from tailrace_learner.config import FromScratch, LearnerConfig, TrainingArgs
+from tailrace_learner.config import FromScratch, LearnerConfig, LoraArgs, TrainingArgs
 from tailrace_learner.core.step.run_state import Origin, RunState, changed_keys, origin, resumed_state
 from tailrace_learner.core.step.step import StepTrainer
 from tests.unit.tailrace_learner.factory import make_rows
@@ -107,8 +108,19 @@ def state(step: int, **changes: Any) -> RunState:
     return RunState(**{"step": step, "lineage": "0-a", "saved_unix_s": float(step), **changes})
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_training_continues_bit_for_bit(tmp_path: Path, optimizer: str) -> None:
+FACTORED = """
+import torch
+from tailrace_learner.core.algorithms import Optimizer
+
+ADAFACTOR = Optimizer(lambda groups, args: torch.optim.Adafactor(groups, lr=args.learning_rate))
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "my_factored:ADAFACTOR"])
+def test_training_continues_bit_for_bit(
+    tmp_path: Path, optimizer: str, user_module: Callable[[str, str], str]
+) -> None:
+    user_module("my_factored", FACTORED)  # its moments are sums of rows and columns
     fresh = Session(hf_model.make_model(SCRATCH, CONFIG, 3), optimizer)
     fresh.train(range(3))
     path = CheckpointFolder(tmp_path).write(fresh.snapshot(), state(3))
@@ -285,6 +297,20 @@ def test_a_disk_without_room_leaves_the_old_checkpoint_and_says_what_to_do(
     assert os.listdir(folder.root) == ["step_1"]
 
 
+def test_a_disk_without_room_for_the_tokenizer_leaves_the_old_checkpoint(
+    tmp_path: Path, still: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its library raises a plain `Exception`."""
+    folder, snapshot = CheckpointFolder(tmp_path), still.snapshot()
+    folder.write(snapshot, state(1))
+    tokenizer = snapshot.loaded.tokenizer
+    full = partial(tokenizer.backend_tokenizer.save, "/dev/full")
+    monkeypatch.setattr(tokenizer, "save_pretrained", lambda _: full())
+    with pytest.raises(CheckpointNotSavedError, match="No space left on device"):
+        folder.write(snapshot, state(2))
+    assert os.listdir(folder.root) == ["step_1"]
+
+
 def test_a_checkpoint_of_another_schema_is_refused(tmp_path: Path, still: Session) -> None:
     path = CheckpointFolder(tmp_path).write(still.snapshot(), state(1))
     other = msgspec.structs.replace(state(1), schema=99)
@@ -296,6 +322,9 @@ def test_a_checkpoint_of_another_schema_is_refused(tmp_path: Path, still: Sessio
 def test_a_path_that_is_no_checkpoint_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no checkpoint"):
         read_checkpoint(tmp_path / "nothing")
+    (tmp_path / "run_state.json").write_bytes(b'{"lineage": "\xff"}')
+    with pytest.raises(ConfigError, match="is no checkpoint"):
+        read_checkpoint(tmp_path)
 
 
 def test_models_from_scratch_follow_the_seed() -> None:
@@ -332,6 +361,60 @@ def test_a_model_without_some_of_its_weights_is_refused(tmp_path: Path) -> None:
     assert hf_model.load_model(path, CONFIG, needs_head=False).num_parameters == whole.num_parameters
 
 
+def test_a_model_with_a_weight_of_another_shape_is_refused(still: Session, tmp_path: Path) -> None:
+    still.loaded.model.save_pretrained(tmp_path)
+    still.loaded.tokenizer.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"intermediate_size": 64}))
+    match = r"^pretrain: .*mlp\.down_proj\.weight of shape \(32, 48\), .* asks for \(32, 64\)"
+    with pytest.raises(ConfigError, match=match):
+        hf_model.load_model(str(tmp_path), CONFIG)
+
+
+def test_a_model_with_adapters_beside_it_is_refused(still: Session, tmp_path: Path) -> None:
+    """transformers would add them and freeze all weights."""
+    still.loaded.model.save_pretrained(tmp_path)
+    still.loaded.tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(ConfigError, match=r"^pretrain: .*adapters.*merged with their model"):
+        hf_model.load_model(str(tmp_path), CONFIG)
+
+
+def test_an_output_matrix_beside_the_one_that_it_should_be_tied_to_is_its_own(tmp_path: Path) -> None:
+    """So does transformers; an engine that reads the configuration would leave it out."""
+    untied = msgspec.structs.replace(SCRATCH, config=SCRATCH.config | {"tie_word_embeddings": False})
+    made = hf_model.make_model(untied, CONFIG, 3)
+    made.model.config.tie_word_embeddings = True
+    made.model.save_pretrained(tmp_path, state_dict=dict(made.model.state_dict()))
+    made.tokenizer.save_pretrained(tmp_path)
+    loaded = hf_model.load_model(str(tmp_path), CONFIG)
+    assert torch.equal(loaded.model.lm_head.weight, made.model.lm_head.weight)
+    card = json.loads(hf_model.model_card(loaded, CONFIG).config_json)
+    assert card.get("tie_word_embeddings", True) is False
+
+
+@pytest.mark.parametrize(
+    ("keys", "match"),
+    [
+        ({"num_hidden_layers": 1}, r"^pretrain: cannot load .*layer_types.* \(2\)\. Give a directory"),
+        (
+            {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}},
+            r"^pretrain: cannot load .*auto_map in config\.json.*not run\. Give a directory",
+        ),
+    ],
+)
+def test_a_configuration_that_cannot_be_read_is_refused(
+    still: Session, keys: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    """Without a question on the terminal, where code of its own comes with it."""
+    still.loaded.model.save_pretrained(tmp_path)
+    still.loaded.tokenizer.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | keys))
+    with pytest.raises(ConfigError, match=match):
+        hf_model.load_model(str(tmp_path), CONFIG)
+
+
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
@@ -340,6 +423,11 @@ def test_a_model_without_some_of_its_weights_is_refused(tmp_path: Path) -> None:
         ({"tokenizer": "nonsense"}, "package.module:name"),
         ({"model_type": "qwen99"}, "qwen99"),
         ({"config": {"vocab_size": 5}}, "vocab_size"),
+        (
+            {"config": {"num_hidden_layers": "2"}},
+            r"from_scratch: .*num_hidden_layers.*correct its config",
+        ),
+        ({"config": {"layer_types": ["full_attention"]}}, r"from_scratch: .*layer_types.*correct"),
     ],
 )
 def test_an_impossible_model_from_scratch_names_the_key(changes: dict[str, Any], match: str) -> None:
@@ -356,6 +444,9 @@ def test_the_card_and_the_weights_describe_the_same_model(still: Session) -> Non
     card = hf_model.model_card(still.loaded, CONFIG)
     assert {"tokenizer.json", "tokenizer_config.json"} <= set(card.tokenizer_files)
     assert msgspec.json.decode(card.config_json)["model_type"] == "qwen3"
+    assert not card.trains_adapters
+    with_lora = msgspec.structs.replace(CONFIG, lora=LoraArgs())
+    assert hf_model.model_card(still.loaded, with_lora).trains_adapters
     tensors = published(still, "float32")
     names = [tensor.name for tensor in tensors]
     assert "model.embed_tokens.weight" in names

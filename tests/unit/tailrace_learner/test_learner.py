@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,8 @@ from tailrace.runtime import StopService
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters.trajectory_files import TrajectoryFiles, read_groups
 from tailrace_learner.core.step.optimizer import SummedOptimizer
-from tailrace_learner.core.step.run_state import RunState
+from tailrace_learner.core.step.progress import Progress
+from tailrace_learner.core.step.run_state import RunState, resumed_state
 from tailrace_learner.core.step.step import StepTrainer
 from tailrace_learner.handlers import Learner, LearnerPorts
 from tailrace_learner.ports import OWN_DEVICE
@@ -50,6 +51,7 @@ class FakeSource:
     committed: list[tuple[tuple[str, ...], CheckpointSaved]] = field(default_factory=list)
     old_steps: list[int] = field(default_factory=list)
     ended_lineage: str = ""
+    is_nearly_full: bool = False
 
     async def next_groups(self, max_groups: int, block_s: float, old_step: int) -> list[Ready]:
         self.old_steps.append(old_step)
@@ -76,6 +78,7 @@ class FakeWorld:
     published: list[tuple[str, int]] = field(default_factory=list)
     saved: list[RunState] = field(default_factory=list)
     book: dict[int, tuple[str, int]] = field(default_factory=lambda: {1: ("0-a", 0)})
+    asked: list[set[int]] = field(default_factory=list)  # versions
     full_disk_times: int = 0
     publish_error: Exception | None = None
     pruned: list[tuple[int, set[str]]] = field(default_factory=list)
@@ -83,8 +86,10 @@ class FakeWorld:
     async def emit(self, service: str, *bodies: Any, once: str = "") -> None:
         self.events += bodies
 
-    async def all(self) -> dict[int, tuple[str, int]]:
-        return self.book
+    async def of(self, policy_versions: Iterable[int]) -> dict[int, tuple[str, int]]:
+        asked = set(policy_versions)
+        self.asked.append(asked)
+        return {version: self.book[version] for version in asked & self.book.keys()}
 
     async def publish(
         self,
@@ -147,6 +152,7 @@ def learner(
     run = RunConfig(exp_name="unit", **run_keys)
     trajectories = settings.pop("trajectories", None)
     device = settings.pop("device", OWN_DEVICE)
+    read_weights = settings.pop("read_weights", no_weights)
     given = config(**settings)
     policy = make_policy()
     trainer = StepTrainer(
@@ -164,7 +170,7 @@ def learner(
         world,
         compute,
         InstantClock(),
-        no_weights,
+        read_weights,
         world.take,
         trajectories=trajectories,
         device=device,
@@ -197,6 +203,89 @@ async def test_every_group_makes_one_step_and_every_step_one_version() -> None:
     assert world.published == [("0-a", 1), ("0-a", 2)]
     assert one.state.next_group_index == 4
     assert one.state.num_trained_groups == 4
+
+
+async def test_only_versions_of_a_groups_tokens_are_read_and_each_once() -> None:
+    """A run of weeks has 100,000 versions: no step may read them all."""
+    source = FakeSource([ready(index, version=1 + index // 2) for index in range(8)])
+    world = FakeWorld(book={version: ("0-a", version - 1) for version in range(1, 5)})
+    await asyncio.wait_for(learner(source, world, max_steps=4).run_forever(), 30)
+    assert world.asked == [{1}, {2}, {3}, {4}]
+    assert [event.metrics["num_groups"] for event in steps(world)] == [2, 2, 2, 2]
+
+
+async def test_groups_that_the_buffer_gives_again_are_trained_once() -> None:
+    """A Redis that lost its last writes does not know any more that they were taken."""
+    source, world = FakeSource([ready(index) for index in (0, 1, 0, 2, 2, 1, 3)]), FakeWorld()
+    await asyncio.wait_for(learner(source, world).run_forever(), 30)
+    assert [event.group_ids for event in steps(world)] == [("g0", "g1"), ("g2", "g3")]
+    assert source.dropped == []
+    assert source.committed[-1][0] == ("0-0", "1-0", "2-0", "3-0")
+
+
+async def test_groups_of_a_checkpoint_whose_release_redis_lost_are_trained_once() -> None:
+    """They are given again, and released with the next checkpoint; the next learner names them too."""
+    source, world = FakeSource([ready(index) for index in (0, 1, 2, 0, 1, 3)]), FakeWorld()
+    await asyncio.wait_for(learner(source, world, save_steps=1).run_forever(), 30)
+    assert [event.group_ids for event in steps(world)] == [("g0", "g1"), ("g2", "g3")]
+    assert [state.entry_ids for state in world.saved] == [("0-0", "1-0"), ("2-0", "3-0")]
+    assert [entry_ids for entry_ids, _ in source.committed] == [
+        ("0-0", "1-0"), ("0-0", "1-0", "2-0", "3-0"),
+    ]  # fmt: skip
+    source.entries = [ready(index) for index in (0, 3, 4, 5)]
+    resumed = learner(source, world, state=resumed_state(world.saved[-1], {}), max_steps=3)
+    await asyncio.wait_for(resumed.run_forever(), 30)
+    assert steps(world)[-1].group_ids == ("g4", "g5")
+
+
+async def test_a_buffer_that_is_nearly_full_gets_a_checkpoint_after_each_step() -> None:
+    source = FakeSource([ready(index) for index in range(6)], is_nearly_full=True)
+    world = FakeWorld()
+    await asyncio.wait_for(learner(source, world, max_steps=3).run_forever(), 30)
+    assert [state.step for state in world.saved] == [1, 2, 3]
+    assert source.committed[0][0] == ("0-0", "1-0")
+
+
+def test_a_checkpoint_names_older_groups_up_to_a_bound() -> None:
+    progress = Progress(RunState(step=0, lineage="0-a"), RunConfig(exp_name="unit"), 1 << 30)
+    for begin in range(0, 12_000, 3_000):
+        progress.begin_step()
+        for index in range(begin, begin + 3_000):
+            progress.hold(f"{index}-0", f"g{index}", 1)
+        state = progress.saving(0.0)
+        progress.saved()
+    assert state.entry_ids[0] == "9000-0"
+    assert len(state.older_entry_ids) == 4096
+    assert state.released_ids[-3_001:-2_999] == ("8999-0", "9000-0")
+    assert progress.holds("8999-0")
+    assert not progress.holds("1-0")
+
+
+class SlowWorld(FakeWorld):
+    """A publication takes longer than the computation of the next step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_open = 0  # publications that hold exported weights
+        self.held: list[int] = []  # the same, at each export
+
+    def read_weights(self, is_whole: bool) -> list[TensorBytes]:
+        self.held.append(self.num_open)
+        return []
+
+    async def publish(self, tensors: Sequence[TensorBytes], **given: Any) -> int:
+        self.num_open += 1
+        await asyncio.sleep(0.2)
+        self.num_open -= 1
+        return await super().publish(tensors, **given)
+
+
+async def test_weights_are_exported_when_those_of_the_last_step_are_not_held_any_more() -> None:
+    """Shared memory has room for one export."""
+    source, world = FakeSource([ready(index) for index in range(6)]), SlowWorld()
+    one = learner(source, world, max_steps=3, read_weights=world.read_weights)
+    await asyncio.wait_for(one.run_forever(), 30)
+    assert world.held == [0, 0, 0]
 
 
 async def test_the_metrics_of_a_step_have_every_key() -> None:
@@ -290,7 +379,7 @@ async def test_a_checkpoint_names_exactly_the_groups_since_the_one_before() -> N
     assert [state.step for state in world.saved] == [2, 3]
     assert [state.entry_ids for state in world.saved] == [("0-0", "1-0", "2-0", "3-0"), ("4-0", "5-0")]
     assert [entry_ids for entry_ids, _ in source.committed] == [
-        state.entry_ids for state in world.saved
+        state.released_ids for state in world.saved
     ]
     assert source.committed[0][1] == CheckpointSaved("0-a", 2, "step_2", 4)
     assert world.saved[0].policy_version == 3
@@ -301,7 +390,7 @@ async def test_a_stop_saves_the_steps_that_are_done_and_leaves_the_groups_of_the
     source, world = FakeSource([ready(index) for index in range(3)]), FakeWorld()
     one = learner(source, world, max_steps=9)
     running = asyncio.create_task(one.run_forever())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while source.entries or len(source.old_steps) < 4:
             await asyncio.sleep(0)
         await one.stop()
@@ -331,7 +420,7 @@ async def test_a_stop_saves_the_steps_that_are_done_though_redis_is_gone() -> No
     source.gone = asyncio.Event()
     one = learner(source, world, max_steps=9)
     running = asyncio.create_task(one.run_forever())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await source.gone.wait()
         stopping = asyncio.create_task(one.stop())
         while not world.saved:
@@ -368,7 +457,7 @@ async def stopped_while_stuck(world: StuckWorld, num_groups: int) -> None:
     source = FakeSource([ready(index) for index in range(num_groups)])
     one = learner(source, world, max_steps=9, drain_s=1.0)
     running = asyncio.create_task(one.run_forever())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not world.num_offers or source.entries:
             await asyncio.sleep(0)
         await one.stop()
@@ -504,7 +593,7 @@ async def test_an_end_of_another_lineage_ends_nothing() -> None:
     source.ended_lineage = "9-other"
     one = learner(source, world, max_steps=9)
     running = asyncio.create_task(one.run_forever())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while len(source.old_steps) < 6:
             await asyncio.sleep(0.01)
     assert not running.done()

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.config import ConfigError, Endpoints, RunConfig
+from tailrace.runtime import Args
+from tailrace_learner.adapters.launcher import checked_config
 from tailrace_learner.adapters.ranks import AGENT_PID
 from tests.world.learner_nodes import node_environment
 from tests.world.servers import free_port
 
 MOVED_ENVIRONMENT = 7  # exit code of an agent that adds a variable while other threads may read
+WATCHES_ON = 8  # of an agent whose watch over the nodes outlives its ranks, and may abort its end
 AGENT = f"""
 import os, sys, threading
 from tailrace_learner.adapters.launcher import run_ranks
@@ -23,7 +27,10 @@ def watch(event, of):
     if event == "os.putenv" and of[0].decode() not in os.environ and threading.active_count() > 1:
         os._exit({MOVED_ENVIRONMENT})
 sys.addaudithook(watch)
-sys.exit(run_ranks(StrategyArgs(num_ranks=2), 60.0, "meeting", sys.argv[1:]))
+code = run_ranks(StrategyArgs(num_ranks=2), 60.0, "meeting", sys.argv[1:])
+if "nodes" in [thread.name for thread in threading.enumerate()]:
+    os._exit({WATCHES_ON})
+sys.exit(code)
 """
 RANK = """
 import json, sys
@@ -48,6 +55,19 @@ Path(sys.argv[1], "started").touch()
 while True:
     signal.pause()
 """
+
+
+def test_a_learner_on_two_nodes_takes_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of the second node would never sleep."""
+    endpoints = Endpoints(nats_url="nats://nowhere", redis_url="redis://nowhere", host_id="here")
+    experiment = {"learner": {"strategy_args": {"num_ranks": 2}}}
+    run = RunConfig(exp_name="unit", pretrain="owner/model", colocated=True)
+    args = Args("run.yaml", "learner", experiment, run, endpoints)
+    assert checked_config(args).strategy_args.num_ranks == 2
+    for name, value in node_environment("learner-0", 1).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"run.yaml: colocated: .* it has 2 nodes"):
+        checked_config(args)
 
 
 def test_the_ranks_of_two_nodes_meet(tmp_path: Path) -> None:
@@ -107,7 +127,7 @@ def test_ranks_have_drain_s_to_save(tmp_path: Path) -> None:
     ) as agent:
         wait_for(tmp_path / "started", agent)
         agent.send_signal(signal.SIGTERM)
-        assert agent.wait(timeout=100) == 0
+        assert agent.wait(timeout=200) == 0
     assert (tmp_path / "saved").exists()
 
 
@@ -151,6 +171,6 @@ def test_a_rank_that_waits_for_the_first_one_ends_when_told() -> None:
             assert rank.stdout is not None
             assert rank.stdout.readline() == "joining\n"
             rank.terminate()
-            assert rank.wait(timeout=25) == -signal.SIGTERM
+            assert rank.wait(timeout=60) == -signal.SIGTERM
         finally:
             rank.kill()

@@ -245,9 +245,9 @@ def waits(ranks: TorchRanks) -> tuple[float, str]:
 
 
 def test_a_rank_waits_for_others_until_its_timeout_and_for_a_command_for_ever() -> None:
-    timeout_s = 2.5  # within which they have to meet, too
+    timeout_s = 6.0  # within which they have to meet, too
     first, second = on_ranks(2, waits, timeout_s=timeout_s)
-    assert 1.8 * timeout_s < first[0] == second[0] < 30.0
+    assert 1.8 * timeout_s < first[0] == second[0] < 100.0
     assert "rank 0 of the learner lost rank 1 at a command" in first[1]
     assert "learner.strategy_args.timeout_s" in first[1]
 
@@ -270,7 +270,7 @@ def fails_in_a_command(ranks: TorchRanks) -> str:
 
 
 def test_a_command_that_fails_in_any_way_leaves_no_rank_0_that_waits_for_the_others() -> None:
-    said, heard = on_ranks(2, fails_in_a_command, timeout_s=20.0)
+    said, heard = on_ranks(2, fails_in_a_command, timeout_s=60)
     assert said == "step 3 cannot begin"
     assert "begin" in heard
 

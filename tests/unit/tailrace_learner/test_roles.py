@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tailrace.config import ConfigError, RunConfig
 from tailrace_learner.adapters.checkpoints import CheckpointFolder
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.worker import Worker
-from tailrace_learner.config import CriticArgs, LearnerConfig, ReferenceArgs, TrainingArgs
+from tailrace_learner.config import CriticArgs, FromScratch, LearnerConfig, ReferenceArgs, TrainingArgs
 from tailrace_learner.core.step.run_state import first_state
 from tests.unit.tailrace_learner.factory import prepared_group, random_group
 from tests.unit.tailrace_learner.test_checkpoints import SCRATCH
@@ -167,9 +168,28 @@ def test_a_critic_begins_as_the_policy_or_as_its_path_says(tmp_path: Path) -> No
     assert all(torch.equal(t, policy[name]) for name, t in found.items())
 
 
-def test_a_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    wide = msgspec.structs.replace(SCRATCH, config={**SCRATCH.config, "vocab_size": 300})
-    other = Run(tmp_path / "other", settings(from_scratch=wide))
+def of_size(vocab_size: int) -> FromScratch:
+    return msgspec.structs.replace(SCRATCH, config={**SCRATCH.config, "vocab_size": vocab_size})
+
+
+def test_a_teacher_of_the_same_tokens_may_have_more_vectors(tmp_path: Path) -> None:
+    teacher = Run(tmp_path / "other", settings(from_scratch=of_size(300)))
+    reference = ReferenceArgs(pretrain=teacher.save(0))
+    assert Run(tmp_path, settings(reference=reference, **KL)).train(range(1))["kl"] > 0.0  # type: ignore[operator]
+
+
+def test_a_model_of_other_tokens_or_fewer_vectors_is_refused(tmp_path: Path) -> None:
+    other = Run(tmp_path / "other", settings())
     reference = ReferenceArgs(pretrain=other.save(0))
-    with pytest.raises(ConfigError, match=r"learner\.reference\.pretrain.*vocabulary"):
+    with pytest.raises(
+        ConfigError, match=r"learner\.reference\.pretrain: .* has vectors for \d+ tokens"
+    ):
+        Run(tmp_path, settings(from_scratch=of_size(300), reference=reference, **KL))
+    tokenizer = Path(reference.pretrain) / "tokenizer.json"
+    content = json.loads(tokenizer.read_text())
+    ids = content["model"]["vocab"]
+    first, second = list(ids)[:2]
+    ids[first], ids[second] = ids[second], ids[first]
+    tokenizer.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"learner\.reference\.pretrain: the policy's token \d+, '"):
         Run(tmp_path, settings(reference=reference, **KL))

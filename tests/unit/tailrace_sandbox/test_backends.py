@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,10 @@ from tailrace.config import ConfigError
 from tailrace_sandbox.adapters.backends import open_sandbox
 from tailrace_sandbox.adapters.box import BoxAnswer, BoxCommand
 from tailrace_sandbox.adapters.box_files import collected
+from tailrace_sandbox.adapters.boxes import BoxSandbox
 from tailrace_sandbox.adapters.docker import DockerBoxes, has_ended, own_process, run_command
-from tailrace_sandbox.adapters.tools import PythonTool
+from tailrace_sandbox.adapters.docker_program import Docker
+from tailrace_sandbox.adapters.tools import KeptShellTool, PythonTool, ShellTool
 from tailrace_sandbox.config import AgentSandboxConfig, CallLimits, DockerConfig, SandboxConfig
 from tailrace_sandbox.ports import Execution, SandboxLostError, SandboxSession, Work
 
@@ -149,7 +154,7 @@ def fake_docker(folder: Path, script: str) -> str:
 async def test_commands_start_in_the_folder_of_the_task(tmp_path: Path) -> None:
     docker = DockerConfig(image="i", workdir="/testbed", program=fake_docker(tmp_path, 'echo "$@"'))
     box = await DockerBoxes(SandboxConfig(backend="docker", docker=docker)).open("shell", "")
-    answer = await box.execute(BoxCommand(("ls", "-l"), 5.0))
+    answer = await box.execute(BoxCommand(("ls", "-l"), 60.0))
     assert answer.stdout.startswith(b"exec --interactive --workdir /testbed tailrace-")
     assert answer.stdout.endswith(b" ls -l\n")
 
@@ -175,7 +180,7 @@ async def test_a_command_fails_alone_where_the_runtime_shows_no_cgroups(tmp_path
     """As gVisor (`runsc`): the container lives, though nothing tells whether memory ran out."""
     docker = DockerConfig(image="i", program=fake_docker(tmp_path, WITHOUT_CGROUPS))
     box = await DockerBoxes(SandboxConfig(backend="docker", docker=docker)).open("shell", "")
-    answer = await box.execute(BoxCommand(("false",), 5.0))
+    answer = await box.execute(BoxCommand(("false",), 60.0))
     assert (answer.exit_code, answer.reason) == (3, "")
 
 
@@ -184,7 +189,7 @@ async def test_a_container_that_is_gone_is_lost(tmp_path: Path) -> None:
     docker = DockerConfig(image="i", program=fake_docker(tmp_path, script))
     box = await DockerBoxes(SandboxConfig(backend="docker", docker=docker)).open("shell", "")
     with pytest.raises(SandboxLostError, match="No such container"):
-        await box.execute(BoxCommand(("false",), 5.0))
+        await box.execute(BoxCommand(("false",), 60.0))
 
 
 async def test_an_image_that_does_not_come_in_time_is_named_at_the_start(tmp_path: Path) -> None:
@@ -269,3 +274,58 @@ async def test_a_pattern_that_makes_matchers_slow_does_not() -> None:
     pattern = "/".join(["**"] * 200) + "/" + "*a" * 200 + "b"
     found = await collected(FakeBox(["/".join(["x"] * 500) + "/" + "a" * 500], []), (pattern,), 100)
     assert found.files == {}
+
+
+class HereBox(FakeBox):
+    """A box whose commands run in a folder of this machine, with the bounds of their output."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def execute(self, command: BoxCommand) -> BoxAnswer:
+        done = subprocess.run(command.argv, cwd=self._folder, capture_output=True, check=False)
+        kept = done.stdout[: command.max_output_bytes]
+        return BoxAnswer(done.returncode, kept, is_cut=len(done.stdout) > len(kept))
+
+
+async def test_files_come_back_from_a_folder_with_more_files_than_can_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailrace_sandbox.adapters.box_files._MAX_LIST_BYTES", 100)
+    (tmp_path / "repo").mkdir()
+    for number in range(50):
+        (tmp_path / "repo" / f"module_{number}.py").touch()
+    (tmp_path / "zz.diff").write_text("one line")
+    (tmp_path / "link").symlink_to("zz.diff")
+    box = HereBox(tmp_path)
+    found = await collected(box, ("*.diff", "link"), 1000)
+    assert (found.files, found.refused) == ({"zz.diff": b"one line"}, ("link",))
+    assert "**/*.py" in (await collected(box, ("**/*.py",), 1000)).refused
+
+
+@pytest.mark.parametrize("kind", [ShellTool, KeptShellTool])
+async def test_a_command_that_no_command_line_can_be_is_told(
+    kind: type[ShellTool | KeptShellTool], tmp_path: Path
+) -> None:
+    docker = DockerConfig(image="i", program=fake_docker(tmp_path, 'echo "$@" | wc -c'))
+    config = SandboxConfig(backend="docker", docker=docker)
+    sandbox = BoxSandbox(DockerBoxes(config), config)
+    tool = kind(sandbox, config)
+    longest = "echo " + "é" * 65533
+    assert len(longest.encode()) == 131_071
+    assert not (await tool.execute({"command": longest})).is_error
+    with pytest.raises(ValueError, match="longer than 131071 bytes"):
+        await tool.execute({"command": longest + "x"})
+    await tool.release()
+    await sandbox.close()
+
+
+async def test_a_machine_that_can_start_no_process_is_no_mistake_of_the_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def full(*_argv: str, **_options: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", full)
+    with pytest.raises(SandboxLostError, match=r"docker pause cannot be started.*temporarily"):
+        await Docker("docker").order("pause", "it")

@@ -112,6 +112,7 @@ def test_what_no_limit_counts_is_refused_in_a_way_that_programs_understand(machi
     assert decide(machine, "socket") == refuse(101)  # network is unreachable
     for name in ("sendfile", "splice"):
         assert decide(machine, name) == refuse(22)
+    assert decide(machine, "fallocate", 3, 1, 0, 1 << 40) == refuse(95)  # libraries write instead
     for command in (6, 7, 37, 38):
         assert decide(machine, "fcntl", 3, command) == refuse(0)
     for command in (0, 1, 2, 3, 4, 5, 1030):

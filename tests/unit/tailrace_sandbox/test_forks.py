@@ -66,11 +66,11 @@ async def kernel_has_listeners() -> None:
 
 
 BOMBS = {
-    "processes": "import time\nend = time.time() + 1\nwhile time.time() < end:\n    try: os.fork()\n    except BlockingIOError: pass\nos._exit(0)",
-    "a chain": "import time\nend = time.time() + 1\nkept = 0\nwhile time.time() < end:\n    try: pid = os.fork()\n    except BlockingIOError: continue\n    if pid == 0 and os.fork() == 0: time.sleep(0.2); os._exit(0)\nos._exit(0)",
-    "zombies": "import time\nend = time.time() + 1\nwhile time.time() < end:\n    try:\n        if os.fork() == 0: os._exit(0)\n    except BlockingIOError: pass\nos._exit(0)",
-    "threads": "import threading, time\nend = time.time() + 1\nwhile time.time() < end:\n    try: threading.Thread(target=time.sleep, args=(0.05,), daemon=True).start()\n    except RuntimeError: pass\nos._exit(0)",
-    "forks under a storm of alarms": "import signal, time\nsignal.signal(14, lambda *a: None)\nsignal.setitimer(0, 0.005, 0.005)\nend = time.time() + 1\nwhile time.time() < end:\n    try: os.fork()\n    except (BlockingIOError, InterruptedError): pass\nos._exit(0)",
+    "processes": "import time\nend = time.time() + 2\nwhile time.time() < end:\n    try: os.fork()\n    except BlockingIOError: pass\nos._exit(0)",
+    "a chain": "import time\nend = time.time() + 2\nkept = 0\nwhile time.time() < end:\n    try: pid = os.fork()\n    except BlockingIOError: continue\n    if pid == 0 and os.fork() == 0: time.sleep(0.2); os._exit(0)\nos._exit(0)",
+    "zombies": "import time\nend = time.time() + 2\nwhile time.time() < end:\n    try:\n        if os.fork() == 0: os._exit(0)\n    except BlockingIOError: pass\nos._exit(0)",
+    "threads": "import threading, time\nend = time.time() + 2\nwhile time.time() < end:\n    try: threading.Thread(target=time.sleep, args=(0.05,), daemon=True).start()\n    except RuntimeError: pass\nos._exit(0)",
+    "forks under a storm of alarms": "import signal, time\nsignal.signal(14, lambda *a: None)\nsignal.setitimer(0, 0.005, 0.005)\nend = time.time() + 2\nwhile time.time() < end:\n    try: os.fork()\n    except (BlockingIOError, InterruptedError): pass\nos._exit(0)",
 }  # fmt: skip
 
 

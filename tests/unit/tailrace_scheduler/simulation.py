@@ -236,9 +236,11 @@ class SimulatedRun:
                 self.happen(body)
 
     def restart(self) -> None:
-        """The scheduler dies and another takes over."""
+        """The scheduler dies and another, which has followed a part of its log, takes over."""
         self.core = SchedulerCore(self.run, self.config, self.now_s)
-        self.core.replay(self.events, self.now_s)
+        num_followed = len(self.events) // 2
+        self.core.follow(self.events[:num_followed])
+        self.core.replay(self.events[num_followed:], self.now_s)
         plans = [
             msgspec.structs.replace(group.plan, settled=dict(group.settled))
             for group in self.open.values()

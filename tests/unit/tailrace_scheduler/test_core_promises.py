@@ -26,7 +26,7 @@ from tailrace_protos.event import (
 )
 from tailrace_scheduler.config import SchedulerConfig
 from tailrace_scheduler.core.decisions import AdmitGroup
-from tailrace_scheduler.core.run_log import METRIC_KEYS, fold
+from tailrace_scheduler.core.run_log import METRIC_KEYS, Rows
 from tailrace_scheduler.core.scheduler import SchedulerCore
 from tests.unit.tailrace_scheduler.simulation import SimulatedRun
 
@@ -186,7 +186,7 @@ def test_every_history_ends_with_credit_kept_and_books_balanced(
     assert len({body.group_id for body in admitted}) == len(admitted)
     assert not world.open
     assert Counter(world.trained.values()) == dict.fromkeys(range(1, 6), 3)
-    rows = fold(world.changes)
+    rows = Rows(world.changes)
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
     tagged = {key for row in rows for key in row if key.startswith("eval/tag/")}
     assert all(set(row) - tagged == set(METRIC_KEYS) for row in rows)
@@ -216,7 +216,7 @@ def test_a_replay_of_the_log_gives_the_rows_that_were_written(
     replayed = again.core.replay(world.events, world.now_s)
     keys = [key for key in METRIC_KEYS if not key.startswith(("idle/", "busy/"))]
     assert [[row[key] for key in keys] for row in replayed] == [
-        [row[key] for key in keys] for row in fold(world.changes)
+        [row[key] for key in keys] for row in Rows(world.changes)
     ]
     assert again.core.is_finished
 
@@ -227,7 +227,7 @@ def test_idle_and_busy_seconds_of_every_row_sum_to_its_wall_time(seed: int, max_
     world = made_run(seed, max_staleness)
     play_to_the_end(world, 0)
     before_s = 0.0
-    for row in fold(world.changes):
+    for row in Rows(world.changes):
         seconds = [row[key] for key in METRIC_KEYS if key.startswith(("idle/", "busy/"))]
         assert min(seconds) >= 0.0
         assert sum(seconds) == pytest.approx(row["time_s"] - before_s)

@@ -8,7 +8,7 @@ import pytest
 
 from tailrace_protos.control import ServerState, ServerStatus
 from tailrace_scheduler.adapters import engine_log
-from tailrace_scheduler.adapters.engine_log import EngineLog
+from tailrace_scheduler.adapters.engine_log import SILENT_S, EngineLog
 
 FIRST = ServerStatus(
     server_id="s0", state=ServerState.READY, nats_subject="", zmq_endpoint="", host_id="h",
@@ -33,6 +33,16 @@ def test_a_server_has_a_line_at_each_interval_in_which_it_worked(tmp_path: Path)
     for report in reports:
         log.heard(report)
     assert kept(tmp_path) == [reports[each] for each in (0, 2, 4, 6, 7)]
+
+
+def test_servers_that_are_gone_leave_the_memory(tmp_path: Path) -> None:
+    """Every pod may have another name; one of another's name is told as before."""
+    log = EngineLog(tmp_path)
+    for number in range(1000):
+        log.heard(at(60.0 * number, 5, server_id=f"pod-{number}"))
+    assert len(log._kept) <= SILENT_S / 60 + 1
+    log.heard(at(59_940.5, 7, server_id="pod-999"))
+    assert len(kept(tmp_path)) == 1000
 
 
 def test_intervals_get_longer_also_over_restarts(

@@ -110,6 +110,33 @@ def test_episodes_start_when_a_server_has_room_and_the_rest_waits_unpublished() 
     assert table.tasks["t1.4"].deadline_unix_s == table.now_s + 600, "its time begins now"
 
 
+def test_a_task_tells_how_long_no_server_had_room_for_it() -> None:
+    table = Table("a", group_size=3)
+    assert set(table.open()) == {"t1.0", "t1.1"}
+    table.now_s += 4.0
+    table.beat()
+    assert table.open("t2") == {}
+    for seconds, ended, started in ((6.0, "t1.0", "t1.2"), (1.0, "t1.1", "t2.0")):
+        table.now_s += seconds
+        table.beat()
+        table.end(ended)
+        assert set(table.decide()) == {started}
+    waits = {episode_id: task.room_wait_s for episode_id, task in table.tasks.items()}
+    assert waits == {"t1.0": 0.0, "t1.1": 0.0, "t1.2": 10.0, "t2.0": 7.0}
+
+
+def test_a_wait_for_workers_is_none_for_room() -> None:
+    table = Table("a", room=20, group_size=12)
+    table.tell_activity(train=1, eval=0)
+    assert len(table.open()) == 1 + 8
+    for num_episodes, started in ((2, {"t1.9"}), (64, {"t1.10", "t1.11"})):
+        table.now_s += 10.0
+        table.beat()
+        table.tell_activity(train=num_episodes, eval=0)
+        assert set(table.decide()) == started
+    assert {task.room_wait_s for task in table.tasks.values()} == {0.0}
+
+
 @pytest.mark.parametrize(("newest_policy_version", "begun_step"), [(0, 3), (1, 2)])
 def test_the_age_of_a_group_counts_from_the_weights_that_its_first_server_has(
     newest_policy_version: int, begun_step: int

@@ -6,9 +6,15 @@ import msgspec
 
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.event import EpisodeRedelivered
-from tailrace_scheduler.core.decisions import BeginGroups, PublishEpisode, Republish, SettleMembers
-from tailrace_scheduler.core.groups import GroupBook, Reconciler
-from tailrace_scheduler.ports import GroupPlan
+from tailrace_scheduler.core.decisions import (
+    BeginGroups,
+    ForgetGroup,
+    PublishEpisode,
+    Republish,
+    SettleMembers,
+)
+from tailrace_scheduler.core.groups import GroupBook, Reconciler, StoreAudit
+from tailrace_scheduler.ports import GroupPlan, StoredGroups
 from tests.unit.tailrace_scheduler.simulation import made_settlement
 from tests.unit.tailrace_scheduler.test_core_promises import made_run
 
@@ -145,3 +151,26 @@ def test_a_train_group_begins_once_and_before_its_first_episode_starts() -> None
     assert started == [f"{group}.{member}" for group in ("t1", "e1") for member in range(4)]
     assert decided[0] == BeginGroups((("t1", 0),))
     assert sum(isinstance(one, BeginGroups) for one in decided) == 1
+
+
+def test_what_differs_from_the_store_in_two_comparisons_in_a_row_is_lost() -> None:
+    book, audit = made_book(), StoreAudit()
+    stored = StoredGroups(("t9",), ("t2",))
+    assert audit.compare(book, {"t2": 1, "t3": 1}, stored) == []
+    assert set(audit.compare(book, {"t2": 1, "t3": 1}, stored)) == {
+        ForgetGroup("t1", "train", 4),
+        ForgetGroup("t9"),
+        ForgetGroup("t3", is_sent=True),
+    }
+    agreed = StoredGroups(("t1",), ("t2",))
+    assert audit.compare(book, {"t2": 1}, agreed) == []
+    assert audit.compare(book, {"t2": 1}, stored) == []
+
+
+def test_a_group_whose_last_trajectory_the_store_has_lost_is_closed_without_it() -> None:
+    book, audit = made_book(*[Outcome.OK] * 4), StoreAudit()
+    stored = StoredGroups(("t1",), ())
+    assert audit.compare(book, {}, stored) == []
+    [close] = audit.compare(book, {}, stored)
+    assert isinstance(close, SettleMembers)
+    assert close[:3] == ("t1", (0, 1, 2, 3), Outcome.INFRA_FAILURE)

@@ -144,6 +144,18 @@ def test_groups_drawn_again_count_as_equal() -> None:
     assert "learner.entropy_loss_coef" in text
 
 
+def test_steps_of_one_reward_are_equal_groups_where_no_estimator_compares_groups() -> None:
+    world = World()
+    world.steps(num_groups=4.0, num_groups_zero_variance=0.0, reward_std=1e-17)
+    assert world.changes() == [("equal_groups", True)]
+    (text,) = world.board.texts
+    assert "100% of the groups have equal rewards" in text
+    assert "check the reward" in text
+    assert "learner.zero_variance_groups" not in text  # such an estimator does not read it
+    world.steps(num_groups=4.0, num_groups_zero_variance=0.0, reward_std=0.2)
+    assert world.changes() == [("equal_groups", False)]
+
+
 def test_every_change_has_an_id_of_its_own() -> None:
     world = World()
     ids = []

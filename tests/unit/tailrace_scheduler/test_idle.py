@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -141,6 +143,22 @@ def test_over_a_run_engine_seconds_are_given_out_as_they_were_reported() -> None
             status = after
         given_busy_s += 2 * ledger.cut(0.3, 0.3, 1)["engine"]
     assert given_busy_s == pytest.approx(0.7 * 30.0, abs=1.0)
+
+
+def test_an_interval_of_many_heartbeats_takes_no_memory_for_each() -> None:
+    """Hours may pass between two steps, with thousands of servers."""
+    ledger, before, after = IdleLedger(0.0), made_status(), made_status(policy_version=3, idle_s=1.0)
+    tools, rewards = (situation("", 9, ActivityCounts(0, *counts, 0)) for counts in ((9, 0), (0, 9)))
+    tracemalloc.start()
+    for now in (tools, rewards):
+        for _ in range(10_000):
+            ledger.heartbeat(now, before, after)
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_bytes < 20_000 * 64
+    cut = ledger.cut(20_000.0, 20_000.0, 1)
+    assert 2 * cut["tool"] == pytest.approx(10_000.0)
+    assert 2 * cut["reward"] == pytest.approx(10_000.0)
 
 
 def test_what_an_engine_waited_for_before_an_interval_is_not_its_cause() -> None:

@@ -15,7 +15,7 @@ from tailrace_protos.event import (
     WeightsPublished,
 )
 from tailrace_scheduler.core.evaluation import EvaluationTally
-from tailrace_scheduler.core.run_log import fold
+from tailrace_scheduler.core.run_log import Rows
 from tests.unit.tailrace_scheduler.simulation import SimulatedRun, made_settlement
 from tests.unit.tailrace_scheduler.test_core_promises import made_run, play_to_the_end
 
@@ -59,7 +59,7 @@ def test_the_first_evaluation_is_the_headline_and_each_has_its_metrics() -> None
                 world.random.random = lambda: 0.1  # type: ignore[method-assign]
             world.settle(group_id, member, Outcome.OK)
     world.decide()
-    (row,) = fold(world.changes)
+    (row,) = Rows(world.changes)
     assert row["eval/success_rate"] == row["eval/tag/greedy/success_rate"] == 1.0
     assert row["eval/tag/sampled/success_rate"] == 0.5
     assert row["eval/tag/sampled/pass@2"] == pytest.approx(1 - 1 / 6)

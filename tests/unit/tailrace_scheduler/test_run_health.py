@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from tailrace.config import RunConfig
+from tailrace.sdk.policy import GenerationFailedError
+from tailrace_protos.control import AgentActivity
 from tailrace_protos.episode import Outcome
 from tailrace_protos.event import (
     EvaluationFinished,
@@ -19,14 +22,18 @@ from tailrace_protos.event import (
     LearnerResumed,
     RunFailed,
     RunFinished,
+    RunStarted,
     StepFinished,
     TagEvaluation,
     TaskSolved,
 )
 from tailrace_scheduler.config import SchedulerConfig
-from tailrace_scheduler.core.run_health import Counts, RunHealth, Standing
-from tailrace_scheduler.core.run_log import fold
-from tests.unit.tailrace_scheduler.simulation import SimulatedRun, made_settlement
+from tailrace_scheduler.core.decisions import Emit
+from tailrace_scheduler.core.health import CONFIRMED_S, EpisodeRoom
+from tailrace_scheduler.core.run_health import Counts, RunHealth, Standing, alike_text
+from tailrace_scheduler.core.run_log import Rows
+from tailrace_scheduler.core.scheduler import SchedulerCore
+from tests.unit.tailrace_scheduler.simulation import SimulatedRun, made_settlement, made_status
 from tests.unit.tailrace_scheduler.test_core_promises import made_run
 
 WAITING = Standing(Counts(3, 1, 0, 0, 0, 0, "training", "servers"), True, False, False, 0)
@@ -94,6 +101,22 @@ def test_groups_that_all_fail_before_the_first_step_end_the_run(outcome: Outcome
     assert "8 of the last 10 failures: env.step raised KeyError: 'x2'" in failed.reason
 
 
+def test_failures_that_differ_by_the_id_of_a_call_are_one_kind() -> None:
+    """Ids of calls are hexadecimal, so that equal failures differ by letters, too."""
+    world = World(max_failed_groups=160)
+    numbers = random.Random(7)
+    for _ in range(110):
+        call_id = f"train-3.0.2.{numbers.getrandbits(40):x}"
+        world.group(Outcome.INFRA_FAILURE, str(GenerationFailedError(call_id, 10, "silent")))
+    world.group(Outcome.INFRA_FAILURE, "env.step raised KeyError: 'face'", num=50)
+    failed = world.verdict
+    assert failed is not None
+    assert "220 of the last 320 failures: generation " in failed.reason
+    assert alike_text("no answer within 2000 s of 0x7f3a, face 12 of deadbeef") == (
+        "no answer within # s of #, face # of deadbeef"
+    )
+
+
 def test_a_valid_group_in_between_begins_the_count_anew_and_zero_never_ends() -> None:
     world = World(max_failed_groups=3)
     world.group(Outcome.INFRA_FAILURE, num=2)
@@ -138,6 +161,7 @@ EMPTY = {"num_trained_tokens": 0.0}
     ("metrics", "expected"),
     [
         ({**EMPTY, "num_groups_zero_variance": 4.0}, "had the same reward"),
+        ({"num_trained_tokens": 5.0, "num_signal_tokens": 0.0, "num_updates": 2.0}, "the same reward"),
         ({**EMPTY, "num_stale_tokens": 90.0}, "raise max_staleness"),
         ({**EMPTY, "num_nonfinite_tokens": 90.0}, "not finite"),
         ({"num_trained_tokens": 5.0, "num_updates": 2.0, "num_skipped_updates": 2.0}, "learning_rate"),
@@ -179,8 +203,38 @@ def test_groups_given_back_count_as_steps_that_were_not_made() -> None:
     assert "in 8 of 8 groups all episodes of a group had the same reward" in failed.reason
 
 
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ({"num_trained_tokens": 5.0, "num_updates": 1.0, "num_skipped_updates": 1.0}, "not finite"),
+        ({**EMPTY, "num_groups": 4.0, "num_nonfinite_tokens": 9.0}, "engine's log-probabilities"),
+    ],
+)
+def test_groups_of_equal_rewards_hide_no_fault_that_is_as_common(
+    metrics: dict[str, float], expected: str
+) -> None:
+    world = World(max_untrained_steps=2)
+    for _ in range(4):
+        world.happen(GroupDropped("g", "zero_variance"))
+    world.step(**metrics)
+    failed = world.verdict
+    assert failed is not None
+    assert "in 4 of 8 groups" in failed.reason
+    assert expected in failed.reason
+
+
+def test_a_step_half_of_equal_groups_names_what_masked_the_other_half() -> None:
+    world = World(max_untrained_steps=1)
+    halves = {"num_groups": 4.0, "num_groups_zero_variance": 2.0, "num_nonfinite_tokens": 9.0}
+    world.step(**{**EMPTY, **halves})
+    failed = world.verdict
+    assert failed is not None
+    assert "engine's log-probabilities were not finite" in failed.reason
+
+
 def test_a_step_that_trains_or_does_not_tell_begins_the_count_anew() -> None:
-    for metrics in ({"num_trained_tokens": 1.0}, {}):
+    trained = {"num_trained_tokens": 1.0}
+    for metrics in (trained, {**trained, "num_signal_tokens": 1.0}, {}):
         world = World(max_untrained_steps=2)
         world.step(**EMPTY)
         world.step(**metrics)
@@ -305,8 +359,12 @@ def test_a_run_that_trained_or_evaluated_nothing_has_failed_at_its_end() -> None
     failed = world.health.final_verdict(1)
     assert failed is not None
     assert failed.rule == "trained_nothing"
-    world.step(num_trained_tokens=3.0)
-    assert world.health.final_verdict(2) is None
+    world.step(num_trained_tokens=3.0, num_signal_tokens=0.0, num_updates=1.0)  # near the reference
+    failed = world.health.final_verdict(2)
+    assert failed is not None
+    assert failed.rule == "trained_nothing"
+    world.step(num_trained_tokens=3.0, num_signal_tokens=1.0)
+    assert world.health.final_verdict(3) is None
     evaluated = World(max_steps=0)
     evaluated.happen(EvaluationFinished("e0", 0, 0.0, 0.0, 0, 4))
     failed = evaluated.health.final_verdict(0)
@@ -332,6 +390,64 @@ def test_the_scheduler_ends_a_run_whose_groups_all_fail_and_admits_nothing_more(
     assert not world.open
     world.restart()  # it is run again: it may succeed now
     assert world.core.status(world.now_s).phase != "failed"
+
+
+@pytest.mark.parametrize(("longest", "is_refused"), [(63, True), (64, False), (0, False)])
+def test_a_server_that_cannot_hold_the_longest_episode_ends_the_run_in_its_first_steps(
+    longest: int, is_refused: bool
+) -> None:
+    world = made_run(0, max_staleness=1)
+    world.resume(0)
+    world.served_version = world.policy_version
+    for _ in range(2):
+        world.core.on_activity(AgentActivity("w", 0, 0, 0, 0, 0.0, context_limit=64), world.now_s)
+    for _ in range(2):  # one message may be anybody's
+        assert not [event for event in world.events if isinstance(event.body, RunFailed)]
+        status = made_status(heartbeat_unix_s=world.now_s)
+        world.core.on_status(replace(status, max_sequence_tokens=longest), world.now_s)
+        world.decide()
+        world.now_s += CONFIRMED_S
+    ends = [event.body for event in world.events if isinstance(event.body, RunFailed)]
+    assert bool(ends) == is_refused
+    for failed in ends:
+        assert (failed.rule, failed.service) == ("short_sequences", "inference")
+        assert "inference-0 takes sequences of at most 63 tokens" in failed.reason
+        assert "64 (agents.max_episode_tokens)" in failed.reason
+
+
+def test_a_server_that_comes_later_with_shorter_sequences_ends_no_run() -> None:
+    world = World()
+    for _ in range(3):
+        world.step(num_trained_tokens=5.0)
+    assert world.health.verdict(world.now_s, WAITING._replace(short_server="short")) is None
+
+
+def test_a_run_that_is_resumed_with_shorter_sequences_ends() -> None:
+    """A restart of the scheduler alone is no new experiment."""
+    world, short = World(), WAITING._replace(short_server="short")
+    world.happen(RunStarted("x", "long"))
+    for _ in range(3):
+        world.step(num_trained_tokens=5.0)
+    world.happen(RunStarted("x", "long"))
+    assert world.health.verdict(world.now_s, short) is None
+    world.happen(RunStarted("x", "short"))
+    failed = world.health.verdict(world.now_s, short)
+    assert failed is not None
+    assert failed.rule == "short_sequences"
+
+
+def test_one_message_of_a_stranger_makes_no_server_short() -> None:
+    room, status = EpisodeRoom(), replace(made_status(), max_sequence_tokens=63)
+    for limit in (64, 1 << 30, 64, 64):  # the second one is forged
+        room.worker_said(limit)
+    now_s = status.heartbeat_unix_s
+    forged = replace(status, max_sequence_tokens=5, heartbeat_unix_s=now_s + 9.0)
+    for seen in (replace(status, max_sequence_tokens=64), forged):
+        assert not room.short_server([seen])
+    assert not room.short_server([replace(status, heartbeat_unix_s=now_s + 10.0)])
+    short = room.short_server([replace(status, heartbeat_unix_s=now_s + 11.0)])
+    assert "at most 63 tokens" in short
+    assert "may have 64 " in short
 
 
 def solved_world() -> SimulatedRun:
@@ -377,7 +493,7 @@ def test_a_solved_run_ends_with_a_checkpoint_a_full_evaluation_and_a_marked_row(
     assert (status.phase, status.ended_early) == ("finished", ends[0].reason)
     evaluated = [event.body for event in world.events if isinstance(event.body, EvaluationFinished)]
     assert [(one.step, one.num_episodes) for one in evaluated] == [(0, 4), (2, 2), (2, 4)]
-    rows = fold(world.changes)
+    rows = Rows(world.changes)
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert (rows[-1]["task_solved"], rows[-1]["eval/success_rate"]) == (1, 1.0)
     assert "task_solved" not in rows[-2]
@@ -404,3 +520,29 @@ def test_only_a_run_that_is_resumed_goes_on_after_its_task_was_solved(resume: bo
     world.run = replace(world.run, resume_from_checkpoint=resume)
     world.restart()
     assert world.core.status(world.now_s).phase == phase
+
+
+def test_a_failing_window_of_before_a_restart_has_its_whole_grace_again() -> None:
+    world = World(failed_groups_window=10, failed_groups_grace_s=30.0)
+    world.step(num_trained_tokens=1.0)
+    world.group(Outcome.INFRA_FAILURE, "no server", num=10)
+    world.now_s += 3600.0  # nobody watched
+    world.health.begin(world.now_s)
+    assert world.verdict is None
+    world.now_s += 31.0
+    failed = world.verdict
+    assert failed is not None
+    assert failed.rule == "failed_groups"
+
+
+def test_a_redis_whose_clock_differs_does_not_stall_the_run() -> None:
+    run = RunConfig(exp_name="x", group_size=2, max_steps=10)
+    config = SchedulerConfig(tags=("A",), stall_timeout_s=100.0, group_timeout_s=100.0)
+    core = SchedulerCore(run, config, 10_000.0)
+    core.adopt([], 0, [], 10_000.0)
+    core.on_event(Event("1-0", 1.0, "learner", LearnerResumed("L", 0, 0, "")), 10_000.0)
+    core.on_event(Event("2-0", 2.0, "agents", made_settlement("t0", 0, Outcome.OK)), 10_150.0)
+    assert not [one for one in core.decide(10_290.0) if isinstance(one, Emit)]
+    (failed,) = [one for one in core.decide(10_360.0) if isinstance(one, Emit)]
+    assert isinstance(failed.body, RunFailed)
+    assert failed.body.rule == "stall"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,8 @@ from tailrace_protos.event import (
     TagEvaluation,
     TrainingEnded,
 )
-from tailrace_scheduler.core.run_log import METRIC_KEYS, Change, Rewind, RunLog, fold
+from tailrace_scheduler.core.run_log import METRIC_KEYS, Change, Rewind, Rows, RunLog
+from tailrace_scheduler.ports import Row
 from tests.unit.tailrace_scheduler.simulation import made_settlement
 
 
@@ -72,9 +74,35 @@ def test_where_training_ends_early_the_last_row_gets_a_mark_and_a_late_evaluatio
     changes = [*log.evaluate(0), *log.step(1)]
     assert log.apply(TrainingEnded("K", 1)) == []
     changes += [*log.apply(TrainingEnded("L", 1)), *log.evaluate(1)]
-    rows = fold(changes)
+    rows = Rows(changes)
     assert [(row["step"], row["eval/success_rate"]) for row in rows] == [(0, 0.5), (1, 0.5)]
     assert [row.get("task_solved") for row in rows] == [None, 1]
+
+
+def test_folded_rows_are_those_of_the_history_without_what_was_taken_back() -> None:
+    first: Row = {"step": 0, "policy_version": 0, "loss": None, "time_s": 0.1}
+    rows: list[Row] = [{"step": step, "loss": step / 3} for step in range(1, 6)]
+    folded = Rows([first, *rows, Rewind(3), {"step": 4, "kl": 2.5}, Rewind(9)])
+    assert list(folded) == [first, *rows[:3], {"step": 4, "kl": 2.5}]
+    assert folded[-1] == {"step": 4, "kl": 2.5}
+    assert folded[1:3] == rows[:2]
+    assert len(folded) == 5
+    assert isinstance(folded[0]["step"], int)
+    assert len(Rows([first, Rewind(-1)])) == 0
+
+
+def test_folded_rows_are_small() -> None:
+    """Those of 100,000 steps are in memory while a scheduler starts."""
+
+    def row(step: int) -> Row:
+        return {"step": step} | {f"key/{n}": step + n / 7 for n in range(60)}
+
+    tracemalloc.start()
+    rows = Rows(map(row, range(2000)))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(rows) == 2000
+    assert held < 2_000_000  # as dictionaries 8 MB
 
 
 def test_outcomes_and_seconds_of_a_row_are_those_since_the_row_before() -> None:

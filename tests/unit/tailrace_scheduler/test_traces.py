@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from tailrace import tracing
@@ -46,3 +47,16 @@ def test_the_root_lasts_from_admission_to_settlement(spans: list[FinishedSpan]) 
 def test_a_scheduler_that_took_over_begins_the_root_with_the_play(spans: list[FinishedSpan]) -> None:
     RootSpans().take(settled(20.0))
     assert spans[-1].start_ns == 20e9
+
+
+def test_an_episode_that_the_scheduler_ended_has_its_reason_and_no_wait_that_nobody_knows(
+    spans: list[FinishedSpan],
+) -> None:
+    roots = RootSpans()
+    task = EpisodeTask("t1.0", "t1", 0, 0, "train", EnvTask("lake", 1), 99.0)
+    roots.admitted([task], 10.0)
+    late = msgspec.structs.replace(settled(30.0), outcome=Outcome.TIMEOUT, reason="too late")
+    roots.take(late)
+    (root,) = spans
+    assert (root.start_ns, root.end_ns) == (10e9, 30e9)
+    assert (root.attributes["outcome"], root.attributes["reason"]) == ("timeout", "too late")

@@ -16,6 +16,8 @@ SPELLINGS = ("behave", "behav")  # of two of its versions
 is_decoupled = is_on("actor.use_decoupled_loss")
 _CORRECTION, _CAP = "learner.behaviour_correction", "learner.tis_cap"
 WEIGHTS = (_CORRECTION, _CAP)
+M2PO = ("learner.m2_threshold", "learner.loss", _CORRECTION)
+LEVEL = ("learner.loss", "learner.gspo_clip", "learner.gspo_clip_high")
 _MODES = value_names("disabled", token_mask="mis", token_truncate="tis")
 _ACTIONS = value_names(mask="mis", clamp="tis")
 _BY_SEQUENCES = "weighs rows by the geometric mean of their tokens, which no correction here does"
@@ -58,6 +60,8 @@ def rejection(sampling: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Correction by its newest name: `{level: token, action: mask, metric: ratio, upper: 5.0}`."""
     if not is_decoupled(lookup):
         raise NoEffectError(NOT_DECOUPLED)
+    if lookup("learner.loss") == "m2po":
+        raise ValueError("m2po leaves tokens out itself, and takes no other correction")
     if not isinstance(sampling, Mapping):
         raise ValueError("expected level, action, metric and upper")
     if sampling.get("level", "token") != "token":
@@ -70,14 +74,26 @@ def rejection(sampling: Any, lookup: Lookup) -> Mapping[str, Any]:
     }
 
 
-def level(value: Any, _lookup: Lookup) -> Mapping[str, Any]:
-    """Ratios of tokens, or `gspo` for ratios of rows."""
-    return value_names(token={}, sequence={"learner.loss": "gspo"})(value)  # type: ignore[no-any-return]
+def level(value: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Ratios of tokens, or `gspo` for ratios of rows, with the clip of all losses there."""
+    unit = value_names("token", "sequence")(value)
+    if unit == "token":
+        return {}
+    if lookup("actor.eps_clip") is not None:
+        return {LEVEL[0]: "gspo"}
+    return {LEVEL[0]: "gspo", LEVEL[1]: 0.2, LEVEL[2]: lookup("actor.eps_clip_higher", 0.2)}
 
 
 def sapo(used: Any, _lookup: Lookup) -> Mapping[str, Any]:
     """Loss with gates instead of clips."""
     return {"learner.loss": "sapo"} if used else {}
+
+
+def threshold(value: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """The bound of that loss, which newer versions switch on by giving the bound alone."""
+    if lookup("actor.use_m2po_loss") is False:
+        raise NoEffectError("use_m2po_loss is off")
+    return {"learner.m2_threshold": float(value), **m2po(True, lookup)}
 
 
 def m2po(used: Any, _lookup: Lookup) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ ENGINES = (
 _SIZES = r"(?:[dtpce]\d+)+"
 _PLAN = re.compile(rf"(?:([a-z]+)[:.])?({_SIZES})(?:\+(?:([a-z]+)[:.])?({_SIZES}))?")
 _BACKEND = re.compile(rf"([a-z]\w*)(?:[:.]({_SIZES}))?")
-_STRATEGIES = value_names("megatron", fsdp="fsdp2")
+_STRATEGIES = value_names("megatron", fsdp="fsdp2", archon="fsdp2")  # archon: torchtitan's FSDP
 
 
 def allocation(plan: Any, lookup: Lookup) -> Mapping[str, Any]:

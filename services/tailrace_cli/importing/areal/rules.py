@@ -1,9 +1,10 @@
 """Rules of AReaL whose result depends on further settings."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tailrace.config.settings import Lookup, NoEffectError, value_names
+from tailrace.config.settings import Derived, Lookup, NoEffectError, value_names
+from tailrace.config.settings.values import whole_number, whole_number_at
 from tailrace_cli.importing import value_names as names
 from tailrace_cli.importing.rules import run_name
 
@@ -17,6 +18,38 @@ def name(experiment: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Name of the run, from experiment and trial."""
     trial = lookup("trial_name")
     return {"exp_name": run_name(f"{experiment}_{trial}" if trial else experiment)}
+
+
+def sampled(key: str, ours: tuple[str, ...], of_evaluation: str, by: Callable[[Any], Any]) -> Derived:
+    """Sampling of training episodes, and of evaluations unless they have their own."""
+
+    def derive(value: Any, lookup: Lookup) -> Mapping[str, Any]:
+        keys = ours if lookup("eval_gconfig") is not None else (*ours, of_evaluation)
+        return dict.fromkeys(keys, by(value))
+
+    return Derived(f"gconfig.{key}", (*ours, of_evaluation), derive, "of evaluations by `eval_gconfig`")
+
+
+def overlong(used: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Penalty for the last tokens before the longest reply."""
+    if not used:
+        return {}
+    longest_reply = lookup("actor.max_new_tokens", lookup("gconfig.max_new_tokens"))
+    tokens = lookup("actor.overlong_tokens")
+    if not longest_reply or not tokens:
+        raise ValueError("needs actor.overlong_tokens and gconfig.max_new_tokens")
+    return {"learner.overlong_max_tokens": longest_reply, "learner.overlong_buffer_tokens": tokens}
+
+
+def lora(used: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Adapters, with their scale and layers."""
+    if not used:
+        return {}
+    return {
+        "learner.lora.r": lookup("actor.lora_rank", 32),
+        "learner.lora.alpha": float(lookup("actor.lora_alpha", 16)),
+        "learner.lora.target_modules": names.layers(lookup("actor.target_modules") or "all-linear"),
+    }
 
 
 def longest(prompt: Any, lookup: Lookup) -> Mapping[str, Any]:
@@ -44,7 +77,10 @@ def tokens_of_a_pass(tokens: Any, _lookup: Lookup) -> Mapping[str, Any]:
 
 def prompts_at_once(prompts: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Episodes at once: a group of episodes for each prompt."""
-    return {"agents.max_concurrent_episodes": prompts * lookup("gconfig.n_samples", 1)}
+    return {
+        "agents.max_concurrent_episodes": whole_number(prompts)
+        * whole_number_at("gconfig.n_samples", lookup, 1)
+    }
 
 
 def kl(coefficient: Any, lookup: Lookup) -> Mapping[str, Any]:

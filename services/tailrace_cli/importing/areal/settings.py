@@ -1,8 +1,9 @@
 """AReaL (inclusionAI/AReaL): the table of its PPO and GRPO experiments, and its defaults."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from tailrace.config.settings import Derived, Refused, Renamed, Rule, values
+from tailrace.config.settings import Derived, Refused, Renamed, Rule, same, values
 from tailrace_cli.importing import value_names as names
 from tailrace_cli.importing.areal import loss, placement, rules
 from tailrace_cli.importing.rules import (
@@ -11,6 +12,8 @@ from tailrace_cli.importing.rules import (
     System,
     data_files,
     decays,
+    is_on,
+    listed,
     negated,
     ratio_of_steps,
     read_with,
@@ -19,7 +22,18 @@ from tailrace_cli.importing.rules import (
     where,
 )
 
-_SAMPLING = "agents.generating_args"
+_SAMPLING, _EVAL = "agents.generating_args", "agents.eval_generating_args"
+_SAMPLED: tuple[tuple[str, Callable[[Any], Any], tuple[str, ...]], ...] = (
+    ("max_new_tokens", same, (f"{_SAMPLING}.max_new_tokens",)),
+    ("temperature", float, (f"{_SAMPLING}.temperature", "learner.temperature")),
+    ("top_p", float, (f"{_SAMPLING}.top_p",)),
+    ("top_k", rules.top_k, (f"{_SAMPLING}.top_k",)),
+    ("stop", listed, (f"{_SAMPLING}.stop",)),
+)
+_NOT_SAMPLED = (
+    ("min_new_tokens", "a reply may end at any token", 0),
+    ("greedy", "set the temperature to 0", False),
+)
 _ESTIMATOR = ("learner.adv_estimator", "learner.norm_std", "learner.whiten_advantages")
 _ONE_MODEL = "a run has one policy, with its own tokenizer"
 _ONE_NAME = "the run has one name, exp_name"
@@ -72,6 +86,16 @@ def _optimizer(role: str, args: str) -> tuple[Renamed | Derived, ...]:
     )
 
 
+def _sampling() -> Iterator[Rule]:
+    """Rules for sampling; evaluations have that of training, or `eval_gconfig`."""
+    for key, convert, ours in _SAMPLED:
+        eval_key = f"{_EVAL}.{ours[0].rpartition('.')[2]}"
+        yield rules.sampled(key, ours, eval_key, convert)
+        yield to(f"eval_gconfig.{key}", eval_key, by=convert)
+    yield to("gconfig.n_samples", "group_size")
+    yield to("eval_gconfig.n_samples", "scheduler.eval_group_size")
+
+
 _AGENTS = ("rollout.agent", "rollout.openai")  # newer and older versions
 _OTHER_MEANINGS = {
     "turn_discount": "there it discounts from call to call in the order of time; here from the calls "
@@ -108,7 +132,8 @@ _DEFAULTS = (
     Default("total_train_epochs", 1, unless=("total_train_steps",)),
     Default("gconfig.n_samples", 1),
     Default("gconfig.max_new_tokens", 16384),
-    Default("gconfig.max_tokens", 65536, unless=("train_dataset.max_length",)),
+    Default("gconfig.max_tokens", 32768, unless=("train_dataset.max_length",)),
+    Default("eval_gconfig.max_new_tokens", 16384, within="eval_gconfig"),
     Default("train_dataset.batch_size", 1, unless=("rollout.consumer_batch_size",)),
     Default("rollout.max_head_offpolicyness", 0),
     Default("actor.dtype", "bfloat16"),
@@ -138,8 +163,20 @@ _HARMLESS = (  # where files go, how processes start, and copies of other settin
     "*.skip_tokenizer_init",
     "*.pin_memory",
     "*_dataset.type",
+    "valid_dataset.shuffle",
+    "valid_dataset.drop_last",
     "*.num_workers",
+    "actor.pad_to_maximum",
     "actor.weight_update_mode",
+    "actor.mb_spec.*",
+    "critic.mb_spec.*",
+    "gconfig.lora_name",
+    "rollout.use_lora",
+    "rollout.request_retries",
+    "rollout.request_timeout",
+    "sglang.*lora*",
+    "sglang.log_level",
+    "vllm.*lora*",
     "cluster.name_resolve.*",
     "launcher.*",
     "perf_tracer.*",
@@ -197,15 +234,13 @@ AREAL = System(
         ),
         to("rollout.max_head_offpolicyness", "max_staleness"),
         to("rollout.consumer_batch_size", "groups_per_step"),
-        to("gconfig.n_samples", "group_size"),
-        to("gconfig.max_new_tokens", f"{_SAMPLING}.max_new_tokens"),
+        *_sampling(),
         to("gconfig.max_tokens", "agents.max_episode_tokens"),
-        Refused("gconfig.min_new_tokens", "a reply may end at any token", (0,)),
-        Refused("gconfig.greedy", "set the temperature to 0", (False,)),
-        to("gconfig.temperature", f"{_SAMPLING}.temperature", "learner.temperature", by=float),
-        to("gconfig.top_p", f"{_SAMPLING}.top_p", by=float),
-        to("gconfig.top_k", f"{_SAMPLING}.top_k", by=rules.top_k),
-        to("gconfig.stop", f"{_SAMPLING}.stop", by=list),
+        *(
+            Refused(f"{section}.{key}", reason, (harmless,))
+            for section in ("gconfig", "eval_gconfig")
+            for key, reason, harmless in _NOT_SAMPLED
+        ),
         to("actor.path", "pretrain"),
         Refused("*.init_from_scratch", "describe the model under learner.from_scratch", (False,)),
         Refused("*.disable_dropout", "there never is dropout", (True,)),
@@ -229,9 +264,15 @@ AREAL = System(
             "actor.temperature", "gconfig.temperature", "log-probabilities are taken at the temperature"
         ),
         Derived("actor.use_m2po_loss", ("learner.loss",), loss.m2po, "the loss"),
-        to("actor.m2_threshold", "learner.m2_threshold", by=float),
+        Derived("actor.m2_threshold", loss.M2PO, loss.threshold, "with the loss `m2po`"),
         Derived("actor.use_sapo_loss", ("learner.loss",), loss.sapo, "the loss"),
-        Derived("actor.importance_sampling_level", ("learner.loss",), loss.level, "`gspo` by sequence"),
+        *where(
+            is_on("actor.use_sapo_loss"),
+            "use_sapo_loss is off",
+            to("actor.sapo_tau_pos", "learner.sapo_tau", by=float),
+            to("actor.sapo_tau_neg", "learner.sapo_tau_negative", by=float),
+        ),
+        Derived("actor.importance_sampling_level", loss.LEVEL, loss.level, "`gspo` by sequence"),
         Derived("actor.rejection_sampling", loss.WEIGHTS, loss.rejection, "of tokens by their ratio"),
         Derived(
             "actor.use_decoupled_loss", loss.WEIGHTS, loss.decoupled, "`mis`, or `tis` if truncated"
@@ -251,6 +292,33 @@ AREAL = System(
         to("actor.prox_logp_method", "learner.proximal_logprobs", by=rules.proximal),
         to("actor.ppo_n_minibatches", "learner.num_mini_batches"),
         to("actor.reward_clip", "learner.reward_clip", by=float),
+        Derived(
+            "actor.overlong_reward_penalty",
+            ("learner.overlong_max_tokens", "learner.overlong_buffer_tokens"),
+            rules.overlong,
+            "with `actor.overlong_tokens` and the longest reply",
+        ),
+        *where(
+            is_on("actor.overlong_reward_penalty"),
+            "overlong_reward_penalty is off",
+            read_with("actor.overlong_tokens", "overlong_reward_penalty"),
+            Refused("actor.overlong_penalty_factor", "the penalty rises to 1", (1.0,)),
+        ),
+        Derived(
+            "actor.use_lora",
+            ("learner.lora.r", "learner.lora.alpha", "learner.lora.target_modules"),
+            rules.lora,
+            "with rank, scale and layers",
+        ),
+        *where(
+            is_on("actor.use_lora"),
+            "use_lora is off",
+            *(
+                read_with(f"actor.{key}", "use_lora")
+                for key in ("lora_rank", "lora_alpha", "target_modules")
+            ),
+            Refused("actor.peft_type", "adapters are of one type", ("lora",)),
+        ),
         Refused("actor.reward_scaling", "give the weight of a component under reward.rewards", (1.0,)),
         Refused("actor.reward_bias", "rewards are compared with each other or with values", (0.0,)),
         Derived("actor.reward_norm", _ESTIMATOR, rules.reward_norm, "the estimator"),

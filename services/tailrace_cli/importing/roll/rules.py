@@ -7,22 +7,25 @@ from typing import Any
 from tailrace.config.settings import Derived, Lookup, NoEffectError, value_names
 from tailrace.config.settings.actor_train import ranks_on
 from tailrace.config.settings.tables import servers_on
-from tailrace.config.settings.values import devices, whole_number
+from tailrace.config.settings.values import devices, whole_number, whole_number_at
 from tailrace_cli.importing import value_names as names
-from tailrace_cli.importing.rules import is_gae, is_on, listed
+from tailrace_cli.importing.rules import is_gae, listed
 
 NORM = "reward_normalization"
 # Roles that name the same GPU take turns on it.
 GPUS_OF_ROLES = ("actor_train.device_mapping", "actor_infer.device_mapping")
 LENGTHS = ("agents.max_episode_tokens", "inference.max_model_len")
 
+CONFIG = "actor_train.strategy_args.strategy_config"
+MODEL = "actor_train.model_args"
+_PARALLEL = ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel")
+_NAMES = {"stop_strings": "stop"}
+
 has_critic = is_gae("adv_estimator")
-has_kl = is_on("learner.init_kl_coef")
 _ESTIMATORS = value_names(
     "gae", "grpo", "reinforce", "gigpo", "step_reinforce", agentic_reinforce="starpo"
 )
 _METHODS = value_names("mean_std", "mean", identity="none")
-_LOSSES = value_names("topr", "cispo", "kimi15", ppo="ppo_clip", vanilla="vanilla_pg", tis="tis_pg")
 
 
 def groups(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
@@ -80,7 +83,9 @@ def in_folder(role: str) -> Callable[[Any, Lookup], list[str]]:
 
 
 def evaluation(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Tasks of the evaluation set."""
+    """Tasks of the evaluation set of environments; prompts are evaluated all."""
+    if not any(lookup(section) for section in ("custom_envs", "train_env_manager", "val_env_manager")):
+        raise NoEffectError("all prompts of the validation set are evaluated: scheduler.eval_groups")
     return {"scheduler.eval_groups": max(rows // _group_size("val_env_manager", lookup), 1)}
 
 
@@ -122,21 +127,58 @@ def method(value: Any, lookup: Lookup) -> Mapping[str, Any]:
     return {"learner.reward_norm": _METHODS(value)}
 
 
-def loss(variant: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """The loss by its variant."""
-    ours = _LOSSES(variant)
-    if ours in ("topr", "tis_pg"):
-        return {"learner.loss": ours, "learner.behaviour_correction": "none"}
-    if ours == "ppo_clip" and lookup("use_pg_clip_range"):
-        return {"learner.loss": "dapo"}
-    return {"learner.loss": ours}
+def sampling(key: str, *ours: str) -> Derived:
+    """Sampling of training episodes; that of evaluation episodes too, if environments are played."""
+
+    def derive(value: Any, lookup: Lookup) -> Mapping[str, Any]:
+        new = _sampling(key, value)
+        keys = (*ours, f"agents.eval_generating_args.{_NAMES.get(key, key)}")
+        return dict.fromkeys(keys if lookup("train_env_manager") is not None else ours, new)
+
+    remark = "of evaluations too, with `train_env_manager`"
+    return Derived(f"actor_infer.generating_args.{key}", ours, derive, remark)
 
 
-def dual_clip(used: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Bound for negative advantages, of losses that clip."""
-    if lookup("learner.loss", "ppo_clip") not in ("ppo_clip", "dapo"):
-        raise NoEffectError("the loss of pg_variant has no such bound")
-    return {"learner.dual_clip": 1.0 + 2.0 * lookup("pg_clip", 0.2)} if used else {}
+def _sampling(key: str, value: Any) -> Any:
+    if key == "stop_strings":
+        return listed(value)
+    return names.not_negative(value) if key == "top_k" else float(value)
+
+
+def lora(layers: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Adapters, with their scale; layers are names between commas."""
+    texts = layers.split(",") if isinstance(layers, str) else layers
+    chosen = [text.strip() for text in listed(texts)]
+    rank = lookup(f"{MODEL}.lora_rank", 8)
+    return {
+        "learner.lora.r": rank,
+        "learner.lora.alpha": float(lookup(f"{MODEL}.lora_alpha", 2 * rank)),
+        "learner.lora.target_modules": ["all-linear"] if chosen == ["all"] else chosen,
+    }
+
+
+def updates(passes: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Updates of a step; ranks that share a row by any means compute an update's rows together."""
+    train = "actor_train.training_args.per_device_train_batch_size"
+    shares = (f"{CONFIG}.{name}_size" for name in _PARALLEL)
+    shared = math.prod(whole_number_at(name, lookup, 1) for name in (*shares, f"{MODEL}.ulysses_size"))
+    groups_of_ranks = max(whole_number_at("learner.strategy_args.num_ranks", lookup, 1) // shared, 1)
+    rows = whole_number(passes) * whole_number_at(train, lookup, 8) * groups_of_ranks
+    of_step = math.prod(
+        whole_number_at(key, lookup, usual)
+        for key, usual in (("group_size", 8), ("groups_per_step", 32))
+    )
+    if of_step % rows:
+        raise ValueError(
+            f"an update of {rows} rows (rows of a pass x passes x data-parallel ranks) does not divide "
+            f"the {of_step} rows of a step (group_size x groups_per_step): change one of them"
+        )
+    return {"learner.num_mini_batches": of_step // rows}
+
+
+def workers(_count: Any, _lookup: Lookup) -> Mapping[str, Any]:
+    """Environments of a process, of which ROLL starts as many as it needs."""
+    raise NoEffectError("there are as many workers as the environments need")
 
 
 def trained_sampling(key: str, *ours: str) -> Derived:
@@ -146,7 +188,7 @@ def trained_sampling(key: str, *ours: str) -> Derived:
     def derive(value: Any, lookup: Lookup) -> Mapping[str, Any]:
         given = lookup(name)
         if given is None:
-            return dict.fromkeys(ours, names.not_negative(value) if key == "top_k" else float(value))
+            return dict.fromkeys(ours, _sampling(key, value))
         if given != value:
             raise ValueError(f"differs from {name} ({given!r}): training episodes have one sampling")
         return {}

@@ -3,15 +3,18 @@
 Its roles have names that our experiments accept too: their rules are those of our own tables.
 """
 
-from tailrace.config.settings import TABLES, Derived, Refused, values
+from collections.abc import Iterator
+
+from tailrace.config.settings import TABLES, Derived, Refused, Renamed, values
 from tailrace_cli.importing import value_names as names
-from tailrace_cli.importing.roll import environments, rules
+from tailrace_cli.importing.roll import environments, loss, rules
 from tailrace_cli.importing.rules import (
     NOT_CORRECTED,
     SYNCHRONOUS,
     Default,
     System,
     data_files,
+    is_on,
     ratio_of_steps,
     read_with,
     run_name,
@@ -32,9 +35,10 @@ _ENV = "custom_envs.*"
 _MACHINES = ("colocated", "cluster.num_nodes")
 _READING = ("action_pattern", "action_lookup", "grid_lookup", "grid_vocab", "env_instruction")
 _OWN_READING = "environments here have their own formats of replies and observations"
+_NO_SHARING = "ranks share layers by tensor parallelism alone"
 _ONE_REPLY = "environments get one reply a turn"
 _SAMPLING, _EVAL = "agents.generating_args", "agents.eval_generating_args"
-_TRAIN = "actor_train.strategy_args.strategy_config"
+_TRAIN = rules.CONFIG
 _INFER = "actor_infer.strategy_args.strategy_config"
 _OURS = tuple(
     rule
@@ -54,12 +58,26 @@ _DEFAULTS = (
     Default("rollout_batch_size", 128),
     Default("adv_estimator", "gae"),
     Default("loss_agg_mode", "seq-mean-token-mean"),
+    Default("init_kl_coef", 0.2),
+    Default("kl_penalty", "kl"),
+    *(
+        Default(f"{section}.generating_args.{key}", value, within=f"{section}.generating_args")
+        for section in ("actor_infer", "validation")
+        for key, value in (("temperature", 0.95), ("top_p", 0.7), ("top_k", 50))
+    ),
     Default("train_env_manager.group_size", 1, within="train_env_manager"),
     Default("actor_train.model_args.dtype", "bf16"),
     Default("actor_train.model_args.disable_gradient_checkpointing", False),
     *(Default(f"actor_train.training_args.{key}", value) for key, value in _ARGS),
     *(Default(f"critic.training_args.{key}", value, within="critic") for key, value in _ARGS),
 )
+
+
+def _evaluated_sampling(section: str) -> Iterator[Renamed]:
+    yield to(f"{section}.generating_args.temperature", f"{_EVAL}.temperature")
+    yield to(f"{section}.generating_args.top_p", f"{_EVAL}.top_p")
+    yield to(f"{section}.generating_args.top_k", f"{_EVAL}.top_k", by=names.not_negative)
+
 
 ROLL = System(
     "roll",
@@ -91,6 +109,10 @@ ROLL = System(
         Refused("system_envs", "set the variables where tailrace starts (cluster.keep_environment)"),
         read_with("tracker_kwargs.project", "track_with"),
         Refused("tracker_kwargs", "metrics are in the run directory"),
+        *(
+            Derived(f"{manager}_env_manager.max_env_num_per_worker", (), rules.workers, "no bound")
+            for manager in ("train", "val")
+        ),
         Derived(
             "train_env_manager.num_env_groups", ("groups_per_step",), rules.env_groups, "of a step"
         ),
@@ -109,23 +131,31 @@ ROLL = System(
             "beyond groups: `starpo`",
         ),
         Derived(f"{rules.NORM}.method", ("learner.reward_norm",), rules.method, "of `starpo`"),
-        to("step_reward_gamma", "learner.step_gamma"),
-        to("episode_reward_weight", "learner.episode_advantage_weight"),
-        to("step_reward_weight", "learner.step_advantage_weight"),
-        to("pg_clip_low", "learner.pg_clip"),
-        to("pg_clip_high", "learner.pg_clip_high"),
-        Derived("pg_variant", ("learner.loss", "learner.behaviour_correction"), rules.loss, "the loss"),
-        Derived("actor_train.pg_variant", ("learner.loss",), rules.loss, "the loss"),
-        Derived(
-            "use_pg_clip_range",
-            ("learner.loss",),
-            lambda used, _lookup: {"learner.loss": "dapo"} if used else {},
-            "a range of its own above 1 is `dapo`",
+        *where(
+            lambda lookup: lookup("adv_estimator") in ("gigpo", "step_reinforce"),
+            "the estimator does not look at steps",
+            to("step_reward_gamma", "learner.step_gamma"),
+        ),
+        *where(
+            lambda lookup: lookup("adv_estimator") == "gigpo",
+            "the estimator is not gigpo",
+            to("episode_reward_weight", "learner.episode_advantage_weight"),
+            to("step_reward_weight", "learner.step_advantage_weight"),
+        ),
+        Derived("pg_variant", loss.VARIANT, loss.loss, "the loss"),
+        Derived("actor_train.pg_variant", loss.VARIANT, loss.loss, "the loss"),
+        Derived("importance_sampling", loss.SETS, loss.ratio, "`seq` is `gspo`"),
+        Derived("ratio_type", loss.SETS, loss.ratio, "`segment` is `segment`"),
+        Derived("use_pg_clip_range", loss.SETS, loss.side, "a range of its own above 1 is `dapo`"),
+        Derived("pg_clip", loss.SETS, loss.clip, "unless `use_pg_clip_range`"),
+        *(
+            Derived(f"pg_clip_{side}", loss.SETS, loss.side, "with `use_pg_clip_range`")
+            for side in ("low", "high")
         ),
         Derived(
             "dual_clip_loss",
             ("learner.dual_clip",),
-            rules.dual_clip,
+            loss.dual_clip,
             "1 + 2 `pg_clip`, of losses that clip",
         ),
         to("max_len_mask", "learner.over_budget_episodes", by=names.masked),
@@ -140,10 +170,14 @@ ROLL = System(
             "KL in the reward",
         ),
         read_with("kl_loss_coef", "use_kl_loss"),
-        read_with("init_kl_coef", "add_token_level_kl"),
         *where(
-            rules.has_kl,
-            names.NO_KL,
+            is_on("add_token_level_kl"),
+            "add_token_level_kl is off",
+            read_with("init_kl_coef", "add_token_level_kl"),
+        ),
+        *where(
+            loss.in_reward,
+            loss.NOT_IN_REWARD,
             to("kl_penalty", "learner.kl_estimator", by=names.kl_estimator),
             to("target_kl", "learner.target_kl"),
             to("kl_horizon", "learner.kl_horizon"),
@@ -163,7 +197,10 @@ ROLL = System(
         ratio_of_steps(
             "actor_train.training_args.warmup_ratio", "learner.training_args.warmup_steps", "max_steps"
         ),
-        to("actor_infer.generating_args.stop_strings", "agents.generating_args.stop", by=tuple),
+        rules.sampling("stop_strings", f"{_SAMPLING}.stop"),
+        rules.sampling("temperature", f"{_SAMPLING}.temperature", "learner.temperature"),
+        rules.sampling("top_p", f"{_SAMPLING}.top_p"),
+        rules.sampling("top_k", f"{_SAMPLING}.top_k"),
         to(f"{_INFER}.gpu_memory_utilization", "inference.gpu_memory_utilization"),
         to(f"{_INFER}.mem_fraction_static", "inference.gpu_memory_utilization"),
         to(f"{_INFER}.max_model_len", "inference.max_model_len"),
@@ -182,6 +219,27 @@ ROLL = System(
             "engines on them; `colocated` where the learner shares one",
         ),
         Refused(_INFER, names.NO_ENGINE),
+        Refused(f"{_TRAIN}.expert_model_parallel_size", _NO_SHARING, (1,)),
+        Refused(f"{_TRAIN}.context_parallel_size", _NO_SHARING, (1,)),
+        Derived(
+            "actor_train.training_args.gradient_accumulation_steps",
+            ("learner.num_mini_batches",),
+            rules.updates,
+            "passes of an update; a step's rows (`group_size` x `groups_per_step`) divided by an "
+            "update's",
+        ),
+        Derived(
+            f"{rules.MODEL}.lora_target",
+            ("learner.lora.r", "learner.lora.alpha", "learner.lora.target_modules"),
+            rules.lora,
+            "layers, with rank and scale",
+        ),
+        *where(
+            is_on(f"{rules.MODEL}.lora_target"),
+            "lora_target names no layers",
+            *(read_with(f"{rules.MODEL}.lora_{key}", "lora_target") for key in ("rank", "alpha")),
+            Refused(f"{rules.MODEL}.lora_dropout", "adapters have no dropout", (0.0,)),
+        ),
         data_files(
             "actor_train.data_args.file_name",
             "train",
@@ -200,14 +258,11 @@ ROLL = System(
             read_with(f"{role}.data_args.dataset_dir", "file_name")
             for role in ("actor_train", "validation")
         ),
-        *(
-            rule
-            for section in ("validation", "val_env_manager")
-            for rule in (
-                to(f"{section}.generating_args.temperature", f"{_EVAL}.temperature"),
-                to(f"{section}.generating_args.top_p", f"{_EVAL}.top_p"),
-                to(f"{section}.generating_args.top_k", f"{_EVAL}.top_k", by=names.not_negative),
-            )
+        *_evaluated_sampling("validation"),
+        *where(
+            lambda lookup: lookup("actor_infer.generating_args") is None,
+            "actor_infer.generating_args replaces it",
+            *_evaluated_sampling("val_env_manager"),
         ),
         to("validation.generating_args.max_new_tokens", f"{_EVAL}.max_new_tokens"),
         Derived(
@@ -229,7 +284,6 @@ ROLL = System(
             Refused(f"{manager}_env_manager.generating_args.num_return_sequences", _ONE_REPLY, (1,))
             for manager in ("train", "val")
         ),
-        to("actor_infer.generating_args.top_k", f"{_SAMPLING}.top_k", by=names.not_negative),
         to("validation.generating_args.num_return_sequences", "scheduler.eval_group_size"),
         Refused("validation.generating_args.num_beams", "replies are sampled, never searched", (1,)),
         to("validation.eval_steps", "eval_steps", by=names.not_negative),
@@ -286,6 +340,11 @@ ROLL = System(
         "custom_env.*",  # a library, of which `custom_envs` takes entries
         "reward_pretrain",
         "*.infer_batch_size",
+        "actor_infer.model_args.*attn*",  # engines have their own
+        "actor_infer.model_args.lora_*",
+        "reference.model_args.lora_*",
+        "*.training_args.num_train_epochs",  # `max_steps` counts
+        "is_num_return_sequences_expand",
         "*.data_args.template",
         "*.data_args.preprocessing_num_workers",
         "reference.model_args.disable_gradient_checkpointing",

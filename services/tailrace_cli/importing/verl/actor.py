@@ -1,6 +1,6 @@
 """Table of verl's roles: the policy with its reference, the optimizers, and the critic."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tailrace.config.settings import (
@@ -24,12 +24,12 @@ from tailrace_cli.importing.rules import (
     to,
     where,
 )
-from tailrace_cli.importing.verl import rules
-from tailrace_cli.importing.verl.rules import ACTOR, MODEL, ROLLOUT
+from tailrace_cli.importing.verl import loss, placement, rules
+from tailrace_cli.importing.verl.loss import ACTOR
+from tailrace_cli.importing.verl.rules import MODEL, ROLLOUT
 
 NO_CRITIC = "there is no critic: algorithm.adv_estimator is not gae"
 _REF = "actor_rollout_ref.ref"
-_CLIPS = ("learner.loss", "learner.pg_clip", "learner.pg_clip_high")
 _MAX_TOKENS = "learner.max_tokens_per_micro_batch"
 _SAME_BATCHES = "policy and critic are trained in the same passes"
 _OPTIMIZER = (
@@ -38,6 +38,25 @@ _OPTIMIZER = (
     ("grad_clip", "max_grad_norm"),
     ("optim.clip_grad", "max_grad_norm"),
 )
+_USUAL_RATE = 1e-6
+_OLDER_SCHEDULES = ("warmup_style", "lr_decay_style")  # the second with Megatron
+_KEYS_OF_LOSSES = {
+    "sapo": {
+        "tau_pos": "sapo_tau",
+        "tau_neg": "sapo_tau_negative",
+        "policy_loss.tau_pos": "sapo_tau",
+        "policy_loss.tau_neg": "sapo_tau_negative",
+    },
+    "clip_cov": {
+        "policy_loss.clip_cov_ratio": "cov_fraction",
+        "policy_loss.clip_cov_lb": "clip_cov_low",
+        "policy_loss.clip_cov_ub": "clip_cov_high",
+    },
+    "kl_cov": {
+        "policy_loss.kl_cov_ratio": "cov_fraction",
+        "policy_loss.ppo_kl_coef": "kl_cov_coef",
+    },
+}
 _OF_ACTOR = (
     ("strategy", "fsdp"),
     ("ppo_epochs", 1),
@@ -49,7 +68,7 @@ _OF_ACTOR = (
 )
 
 
-def _optimizer(role: str, args: str) -> tuple[Renamed | Derived, ...]:
+def _optimizer(role: str, args: str) -> tuple[Rule, ...]:
     """Rules for the optimizer of `role`, whose keys here are below `args`."""
     optim, schedule = f"{role}.optim", (f"{args}.lr_scheduler_type",)
 
@@ -65,13 +84,19 @@ def _optimizer(role: str, args: str) -> tuple[Renamed | Derived, ...]:
             raise NoEffectError("optim.lr_scheduler_type replaces it")
         return {schedule[0]: values.schedule(style)}
 
+    def lowest(rate: Any, lookup: Lookup) -> Mapping[str, Any]:
+        share = rate / lookup(f"{args}.learning_rate", _USUAL_RATE)
+        return {f"{args}.min_lr_ratio": round(share, 9)}
+
     return (
         *(to(f"{role}.{key}", f"{args}.{ours}") for key, ours in _OPTIMIZER),
         *where(
-            decays(f"{optim}.lr_scheduler_type", f"{optim}.warmup_style"),
+            decays(*(f"{optim}.{key}" for key in ("lr_scheduler_type", *_OLDER_SCHEDULES))),
             names.NO_DECAY,
             to(f"{optim}.min_lr_ratio", f"{args}.min_lr_ratio"),
+            Derived(f"{optim}.min_lr", (f"{args}.min_lr_ratio",), lowest, "a share of `lr`"),
         ),
+        Refused(f"{optim}.lr_warmup_init", "the rate rises from 0", (0.0,)),
         Derived(f"{optim}.betas", (f"{args}.adam_beta1", f"{args}.adam_beta2"), betas, "both of AdamW"),
         Derived(f"{optim}.lr_warmup_steps", (f"{args}.warmup_steps",), warmup, "if not negative"),
         ratio_of_steps(
@@ -79,8 +104,20 @@ def _optimizer(role: str, args: str) -> tuple[Renamed | Derived, ...]:
         ),
         to(f"{optim}.optimizer", f"{args}.optimizer", by=names.optimizer),
         Renamed(f"{optim}.lr_scheduler_type", schedule, values.schedule),
-        Derived(f"{optim}.warmup_style", schedule, older, "not beside `lr_scheduler_type`"),
+        *(
+            Derived(f"{optim}.{key}", schedule, older, "not beside `lr_scheduler_type`")
+            for key in _OLDER_SCHEDULES
+        ),
     )
+
+
+def _of_losses() -> Iterator[Derived]:
+    """Rules for settings that one loss reads."""
+    for mode, keys in _KEYS_OF_LOSSES.items():
+        rules_of_mode = (
+            to(f"{ACTOR}.{name}", f"learner.{key}", by=float) for name, key in keys.items()
+        )
+        yield from where(loss.has_mode(mode), f"the loss is not {mode}", *rules_of_mode)
 
 
 ACTOR_AND_REFERENCE: tuple[Rule, ...] = (
@@ -98,6 +135,15 @@ ACTOR_AND_REFERENCE: tuple[Rule, ...] = (
         "lora_rank is 0",
         *(read_with(f"{MODEL}.{key}", "lora_rank") for key in ("lora_alpha", "target_modules")),
     ),
+    Derived(
+        f"{MODEL}.lora.rank", ("learner.lora.r",), rules.megatron_lora, "with its scale and layers"
+    ),
+    *where(
+        is_on(f"{MODEL}.lora.rank"),
+        "lora.rank is 0",
+        *(read_with(f"{MODEL}.lora.{key}", "lora.rank") for key in ("alpha", "target_modules")),
+        Refused(f"{MODEL}.lora.dropout", "adapters have no dropout", (0.0,)),
+    ),
     to(
         f"{ACTOR}.strategy",
         "learner.strategy_args.strategy_name",
@@ -110,7 +156,12 @@ ACTOR_AND_REFERENCE: tuple[Rule, ...] = (
         "one group of ranks that share the layers, with `strategy: megatron`",
     ),
     Refused(f"{ACTOR}.megatron.pipeline_model_parallel_size", names.NO_STAGES, (1,)),
-    Derived(f"{ACTOR}.ppo_mini_batch_size", ("learner.num_mini_batches",), rules.updates, "per update"),
+    Derived(
+        f"{ACTOR}.ppo_mini_batch_size",
+        ("learner.num_mini_batches", "groups_per_step"),
+        placement.updates,
+        "per update; with `async_training` several of them are a step",
+    ),
     Derived(
         f"{ACTOR}.ppo_micro_batch_size_per_gpu",
         (_MAX_TOKENS,),
@@ -125,24 +176,40 @@ ACTOR_AND_REFERENCE: tuple[Rule, ...] = (
     read_with(f"{ACTOR}.use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
     Refused(f"{ACTOR}.shuffle", "mini-batches are made of groups as they arrive", (False,)),
     to(f"{ACTOR}.ppo_epochs", "learner.ppo_epochs"),
-    Derived(f"{ACTOR}.clip_ratio", _CLIPS, rules.clip_both, "unless both sides have their own"),
+    Derived(f"{ACTOR}.clip_ratio", loss.CLIPS, loss.clip_both, "unless both sides have their own"),
     *(
-        Derived(f"{ACTOR}.{key}", _CLIPS, rules.clip, "`dapo` if they differ")
+        Derived(f"{ACTOR}.{key}", loss.CLIPS, loss.clip, "`dapo` if they differ and are of `vanilla`")
         for key in ("clip_ratio_low", "clip_ratio_high")
     ),
-    *where(
-        rules.is_vanilla,
-        "the loss is not vanilla, which alone has this bound",
-        to(f"{ACTOR}.clip_ratio_c", "learner.dual_clip"),
+    Derived(
+        f"{ACTOR}.clip_ratio_c",
+        ("learner.dual_clip", "learner.dppo_cap"),
+        loss.upper_bound,
+        "of `vanilla` and `dppo_tv`",
     ),
-    Derived(f"{ACTOR}.policy_loss.loss_mode", ("learner.loss",), rules.loss, "the loss"),
-    to(f"{ACTOR}.loss_agg_mode", "learner.loss_aggregation", by=names.aggregation),
+    Derived(loss.MODE, (*loss.CLIPS, loss.AGGREGATION[0]), loss.loss, "the loss, with its clips"),
+    *_of_losses(),
+    Derived(
+        f"{ACTOR}.loss_agg_mode",
+        loss.AGGREGATION,
+        loss.aggregation,
+        "not of `gspo`, `sapo` and `geo_mean`, which always take the mean of rows",
+    ),
+    *where(
+        loss.has_norm,
+        "loss_agg_mode has no such factor",
+        read_with(f"{ACTOR}.loss_scale_factor", "loss_agg_mode"),
+    ),
     to(f"{ACTOR}.entropy_coeff", "learner.entropy_loss_coef"),
     Derived(f"{ACTOR}.use_kl_loss", ("learner.init_kl_coef",), rules.kl_in_loss, "KL in the loss"),
     *where(
         is_on(f"{ACTOR}.use_kl_loss"),
         "use_kl_loss is off",
         read_with(f"{ACTOR}.kl_loss_coef", "use_kl_loss"),
+    ),
+    *where(
+        lambda lookup: bool(rules.kl_of_loss(lookup)),
+        "use_kl_loss is off, or kl_loss_coef is 0",
         to(f"{ACTOR}.kl_loss_type", "learner.kl_estimator", by=names.kl_estimator),
     ),
     *_optimizer(ACTOR, "learner.training_args"),
@@ -153,14 +220,6 @@ ACTOR_AND_REFERENCE: tuple[Rule, ...] = (
         to(f"{_REF}.megatron.param_offload", "learner.reference.offload"),
     ),
     repeats(f"{_REF}.strategy", f"{ACTOR}.strategy", "it computes on the learner's ranks"),
-    *(
-        repeats(f"{section}.log_prob_{key}", f"{ACTOR}.{of_actor}", "passes are packed alike")
-        for section in (_REF, ROLLOUT)
-        for key, of_actor in (
-            ("use_dynamic_bsz", "use_dynamic_bsz"),
-            ("max_token_len_per_gpu", "ppo_max_token_len_per_gpu"),
-        )
-    ),
     repeats(
         f"{_REF}.ulysses_sequence_parallel_size",
         f"{ACTOR}.ulysses_sequence_parallel_size",

@@ -1,5 +1,6 @@
 """Rules of verl whose result depends on further settings."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -7,9 +8,9 @@ from tailrace.config.settings import Lookup, NoEffectError, value_names
 from tailrace.config.settings.values import whole_number
 from tailrace_cli.importing import value_names as names
 from tailrace_cli.importing.rules import is_gae, is_on, listed
+from tailrace_cli.importing.verl.loss import ACTOR, CORRECTION, weighs_current_policy
 from tailrace_learner.config_registry import ESTIMATORS
 
-ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
 
@@ -18,21 +19,13 @@ PARALLEL = ("inference.tensor_parallel_size", "inference.pipeline_parallel_size"
 has_critic = is_gae("algorithm.adv_estimator")
 penalizes = is_on("algorithm.use_kl_in_reward")
 _ESTIMATORS = value_names(
-    "gae", "grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "rloo", "opo"
+    *("gae", "grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "rloo", "opo"),
+    **{f"{name}_vectorized": name for name in ("grpo", "rloo")},  # the same numbers, computed faster
 )
+Derive = Callable[[Any, Lookup], Mapping[str, Any]]
 _DISCOUNTED = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
-_LOSSES = value_names("gspo", "clip_cov", "kl_cov", "cispo", "sapo", geo_mean="gmpo", gpg="vanilla_pg")
 tool_parser = value_names("hermes", "qwen3_coder", **{"gpt-oss": "gpt_oss"})
 _WRITTEN_ANYWAY = ("console", "file")
-
-
-def updates(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Number of updates of a step; verl counts the rows of both in prompts."""
-    groups = lookup("data.train_batch_size")
-    rows = whole_number(rows)
-    if not groups or groups % rows:
-        raise ValueError(f"does not divide data.train_batch_size ({groups})")
-    return {"learner.num_mini_batches": int(groups) // rows}
 
 
 def row_budget(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
@@ -42,14 +35,21 @@ def row_budget(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
     length = lookup("data.max_prompt_length", 0) + lookup("data.max_response_length", 0)
     if not length:
         raise ValueError("rows of unknown length: passes are packed by tokens here")
-    return names.pass_bounds(rows * length)
+    return names.pass_bounds(whole_number(rows) * whole_number(length))
+
+
+def model_engine(name: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Strategy of the learner by the engine of its models."""
+    if lookup(f"{ACTOR}.strategy") is not None:
+        raise NoEffectError(f"{ACTOR}.strategy is given")
+    return {"learner.strategy_args.strategy_name": value_names("megatron", dp="fsdp2")(name)}
 
 
 def tensor_parallel(size: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Ranks that share layers; without a number of ranks, one group of them."""
     if lookup("learner.strategy_args.strategy_name") != "megatron":
         raise NoEffectError(names.NO_CUT)
-    strategy = "learner.strategy_args"
+    strategy, size = "learner.strategy_args", whole_number(size)
     if lookup(f"{strategy}.num_ranks", size) % size:
         raise ValueError("does not divide trainer.n_gpus_per_node, on each of which a rank computes")
     ranks = lookup(f"{strategy}.num_ranks", size)
@@ -72,28 +72,6 @@ def _of_engine(key: str, size: Any, lookup: Lookup) -> Mapping[str, Any]:
     return {key: whole_number(size)}
 
 
-def gpus(count: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """A rank on every GPU, and engines on all of them, which both roles share."""
-    count = whole_number(count, 0, 1024)
-    ours: dict[str, Any] = {"cluster.num_gpus_per_node": count}
-    total = count * whole_number(lookup("trainer.nnodes", 1))
-    if total < 2:
-        return ours
-    size = 1
-    if lookup("inference.engine", "torch") != "torch":
-        for name in ("tensor", "pipeline"):
-            size *= whole_number(lookup(f"{ROLLOUT}.{name}_model_parallel_size", 1))
-    if count % size:
-        raise ValueError(f"is no multiple of the {size} GPUs of one engine")
-    return ours | {
-        "colocated": True,
-        "learner.strategy_args.num_ranks": total,
-        "cluster.num_inference_servers": total // size,
-        "cluster.learner_gpus": list(range(total)),
-        "cluster.inference_gpus": list(range(total)),
-    }
-
-
 def longest(prompt: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Length of prompt and reply together."""
     both = prompt + lookup("data.max_response_length", 0)
@@ -111,20 +89,58 @@ def estimator(name: Any, _lookup: Lookup) -> Mapping[str, Any]:
     return ours
 
 
-def correction(level: Any, _lookup: Lookup) -> Mapping[str, Any]:
-    """Weights for tokens that another policy sampled, and their level."""
+def members(count: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Episodes of a group; with `remax` the greedy one too, which verl plays beside the others."""
+    return {"group_size": whole_number(count) + bool(lookup("algorithm.adv_estimator") == "remax")}
+
+
+def correction(level: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Weights for tokens that another policy sampled, and their level; see `bypass`."""
+    if lookup(f"{CORRECTION}.bypass_mode"):
+        if lookup(f"{CORRECTION}.loss_type", "ppo_clip") != "reinforce":
+            raise NoEffectError("with bypass_mode the ratio itself is to the policy that sampled")
+        if not weighs_current_policy(lookup):
+            raise ValueError("the loss tis_pg has weights of tokens alone: token")
+        return {"learner.loss": "tis_pg", "learner.behaviour_correction": "none"}
     weights = {"learner.behaviour_correction": "tis"}
     return weights | {"learner.correction_level": value_names("token", "sequence")(level)}
 
 
 def corrects(lookup: Lookup) -> bool:
     """Holds if tokens have such weights."""
-    return lookup("algorithm.rollout_correction.rollout_is") is not None
+    is_bypassed = bool(lookup(f"{CORRECTION}.bypass_mode")) and not weighs_current_policy(lookup)
+    return lookup(f"{CORRECTION}.rollout_is") is not None and not is_bypassed
+
+
+def bypass(used: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Comparison with the policy that sampled instead of that at a step's start."""
+    if used and not weighs_current_policy(lookup):
+        raise ValueError(
+            "losses compare with the policy at a step's start, and behaviour_correction weighs that by "
+            "the policy that sampled"
+        )
+    return {}
+
+
+def rejected_rows(options: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Rows that are left out by their mean log-ratio, with bounds like `0.99_1.01`."""
+    if options != "seq_mean_k1":
+        raise ValueError("rows are left out by the mean of their log-ratios alone: seq_mean_k1")
+    bounds = str(lookup(f"{CORRECTION}.rollout_rs_threshold")).split("_")
+    try:
+        low, high = map(float, bounds)
+    except ValueError as error:
+        raise ValueError("expected rollout_rs_threshold with two bounds, like 0.99_1.01") from error
+    if high <= 1 or not math.isclose(low * high, 1, rel_tol=1e-3):
+        raise ValueError(
+            f"bounds {low} and {high}: the lower one is 1 over the upper one here (geometric_mask)"
+        )
+    return {"learner.geometric_mask": round(high - 1, 9)}
 
 
 def is_grpo(lookup: Lookup) -> bool:
     """Holds for the estimator that can leave out the deviation."""
-    return bool(lookup("algorithm.adv_estimator") == "grpo")
+    return lookup("algorithm.adv_estimator") in ("grpo", "grpo_vectorized")
 
 
 def discounts(lookup: Lookup) -> bool:
@@ -141,56 +157,23 @@ def redraw(used: Any, lookup: Lookup) -> Mapping[str, Any]:
     return {"learner.zero_variance_groups": "redraw" if used else "count"}
 
 
-def loss(mode: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """The loss by its mode; `vanilla` by its clips."""
-    if mode == "vanilla":
-        return by_clips(lookup)
-    return {"learner.loss": _LOSSES(mode)}
-
-
-def by_clips(lookup: Lookup) -> Mapping[str, Any]:
-    """The loss `dapo` if the clip above 1 differs from the clip below, else `ppo_clip`."""
-    low, high = _clips(lookup)
-    if low == high:
-        return {"learner.loss": "ppo_clip", "learner.pg_clip": low}
-    return {"learner.loss": "dapo", "learner.pg_clip": low, "learner.pg_clip_high": high}
-
-
-def _clips(lookup: Lookup) -> tuple[float, float]:
-    both = lookup(f"{ACTOR}.clip_ratio", 0.2)
-    return lookup(f"{ACTOR}.clip_ratio_low", both), lookup(f"{ACTOR}.clip_ratio_high", both)
-
-
-def clip_both(value: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Clip of both sides, unless each side has its own."""
-    if None not in (lookup(f"{ACTOR}.clip_ratio_low"), lookup(f"{ACTOR}.clip_ratio_high")):
-        raise NoEffectError("clip_ratio_low and clip_ratio_high replace it")
-    return clip(value, lookup)
-
-
-def clip(_value: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Clips of `vanilla` and of `gspo`."""
-    mode = lookup(f"{ACTOR}.policy_loss.loss_mode", "vanilla")
-    if mode == "gspo":
-        low, high = _clips(lookup)
-        return {"learner.gspo_clip": low, "learner.gspo_clip_high": high}
-    if mode != "vanilla":
-        raise ValueError(f"the clips of {mode} have keys of their own under `learner`")
-    return by_clips(lookup)
-
-
 def kl_in_loss(used: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Divergence in the loss."""
-    coefficient = lookup(f"{ACTOR}.kl_loss_coef", 0.001)
-    return {"learner.init_kl_coef": coefficient, "learner.kl_in": "loss"} if used else {}
+    if not used:
+        return {}
+    if not kl_of_loss(lookup):
+        raise NoEffectError("kl_loss_coef is 0")
+    return {"learner.init_kl_coef": kl_of_loss(lookup), "learner.kl_in": "loss"}
 
 
 def kl_in_reward(used: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Divergence in rewards, with a fixed or adaptive weight."""
     if not used:
         return {}
+    if not kl_of_reward(lookup):
+        raise NoEffectError("kl_ctrl.kl_coef is 0")
     ours: dict[str, Any] = {
-        "learner.init_kl_coef": lookup("algorithm.kl_ctrl.kl_coef", 0.001),
+        "learner.init_kl_coef": kl_of_reward(lookup),
         "learner.kl_in": "reward",
         "learner.kl_estimator": names.kl_estimator(lookup("algorithm.kl_penalty", "kl")),
     }
@@ -200,14 +183,19 @@ def kl_in_reward(used: Any, lookup: Lookup) -> Mapping[str, Any]:
     return ours
 
 
+def kl_of_loss(lookup: Lookup) -> float:
+    """Weight of the divergence in the loss; 0 without one."""
+    return lookup(f"{ACTOR}.kl_loss_coef", 0.001) if lookup(f"{ACTOR}.use_kl_loss") else 0.0
+
+
+def kl_of_reward(lookup: Lookup) -> float:
+    """Weight of the divergence in rewards; 0 without one."""
+    return lookup("algorithm.kl_ctrl.kl_coef", 0.001) if penalizes(lookup) else 0.0
+
+
 def has_reference(lookup: Lookup) -> bool:
-    """Holds if a divergence is computed, in the loss or in rewards."""
-    return bool(lookup(f"{ACTOR}.use_kl_loss")) or penalizes(lookup)
-
-
-def is_vanilla(lookup: Lookup) -> bool:
-    """Holds for the loss with clips and a bound for negative advantages."""
-    return bool(lookup(f"{ACTOR}.policy_loss.loss_mode", "vanilla") == "vanilla")
+    """Holds if a divergence has a weight, in the loss or in rewards."""
+    return bool(kl_of_loss(lookup) or kl_of_reward(lookup))
 
 
 def trackers(given: Any, lookup: Lookup) -> Mapping[str, Any]:
@@ -218,7 +206,7 @@ def trackers(given: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 def uses_project(lookup: Lookup) -> bool:
     """Holds if a tracker has projects."""
-    given = listed(lookup("trainer.logger") or ())
+    given = listed(lookup("trainer.logger", []))
     return any(name in given for name in ("wandb", "mlflow", "trackio"))
 
 
@@ -237,6 +225,44 @@ def lora(rank: Any, lookup: Lookup) -> Mapping[str, Any]:
         "learner.lora.alpha": float(lookup(f"{MODEL}.lora_alpha", 16)),
         "learner.lora.target_modules": listed(layers),
     }
+
+
+def megatron_lora(rank: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """The same, as Megatron-Core names the layers."""
+    if not rank:
+        return {}
+    section = f"{MODEL}.lora"
+    layers = lookup(f"{section}.target_modules", list(names.MEGATRON_LAYERS))
+    return {
+        "learner.lora.r": rank,
+        "learner.lora.alpha": float(lookup(f"{section}.alpha", 32)),
+        "learner.lora.target_modules": names.layers(layers),
+    }
+
+
+def agent_loop(name: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Agent loop of rows that name none."""
+    if name == "single_turn_agent":
+        return {}
+    if name != "tool_agent":
+        raise ValueError(
+            "name the class of your loop under agents.agent_loops, and the loop in agents.datasets.*."
+            "agent_name"
+        )
+    return loop(True, lookup)
+
+
+def rows(section: str) -> Derive:
+    """Number of rows to use, of a data set that is one file; -1 is all."""
+
+    def derive(count: Any, lookup: Lookup) -> Mapping[str, Any]:
+        if not isinstance(count, int) or count < 0:
+            return {}
+        if lookup(f"agents.datasets.{section}") is None:
+            raise ValueError("give agents.datasets.*.limit to each of the data sets")
+        return {f"agents.datasets.{section}.limit": count}
+
+    return derive
 
 
 def loop(used: Any, lookup: Lookup) -> Mapping[str, Any]:
@@ -258,9 +284,6 @@ def critic_path(path: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Weights of the critic, if they are not the policy's."""
     is_copy = path == lookup(f"{MODEL}.path")
     return {} if is_copy or not has_critic(lookup) else {"learner.critic.pretrain": path}
-
-
-Derive = Callable[[Any, Lookup], Mapping[str, Any]]
 
 
 def overlong(section: str) -> Derive:

@@ -9,8 +9,6 @@ so that no row of its predecessor is missing.
 import asyncio
 import threading
 
-import msgspec
-
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.log import get_logger
 from tailrace.retry import Backoff
@@ -18,6 +16,7 @@ from tailrace_learner import metrics
 from tailrace_learner.adapters.trackers import MakeTracker
 from tailrace_learner.adapters.trackers.row_file import RowFile
 from tailrace_learner.ports import MetricsRow, Tracker
+from tailrace_protos.base import UNREADABLE
 
 log = get_logger(__name__)
 
@@ -41,6 +40,7 @@ class TrackerFeed:
         self._step = step
         self._tracker: Tracker | None = None
         self._delivered: list[int] = []
+        self._num_found = 0  # of these, in the file that is read now
         self._waiting: list[MetricsRow] = []
         self._backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         self._ending = threading.Event()
@@ -67,7 +67,7 @@ class TrackerFeed:
         """Bring the tracker up to the file; False if that failed and the tracker begins again."""
         try:
             self._deliver()
-        except (OSError, ForeignCodeError, msgspec.DecodeError) as error:
+        except (OSError, ForeignCodeError, *UNREADABLE) as error:
             self._failed(error)
             return False
         self._backoff.reset()
@@ -84,9 +84,28 @@ class TrackerFeed:
                 self._failed(error)
 
     def _deliver(self) -> None:
-        rows, is_other_file = self._rows.read()
-        if is_other_file:
-            rows = self._without_delivered(rows)
+        while True:
+            rows, is_other_file = self._rows.read()
+            if is_other_file:
+                self._num_found, self._waiting = 0, []
+            num_old = self._find_delivered(rows)
+            if num_old is None:  # the tracker has rows that the file lacks
+                self._close_tracker()
+                self._forget()
+                continue
+            self._give(rows[num_old:])
+            if not rows:
+                return
+
+    def _find_delivered(self, rows: list[MetricsRow]) -> int | None:
+        """Number of the next rows of the file that the tracker has; None if they differ."""
+        end = self._num_found + len(rows) if rows else None
+        expected = self._delivered[self._num_found : end]
+        self._num_found += len(expected)
+        is_found = [_key(row) for row in rows[: len(expected)]] == expected
+        return len(expected) if is_found else None
+
+    def _give(self, rows: list[MetricsRow]) -> None:
         self._waiting += rows
         ready = [row for row in self._waiting if (row["step"] or 0) <= self._step]
         if not ready:
@@ -99,16 +118,12 @@ class TrackerFeed:
                 self._tracker.write(row)
             self._tracker.flush()
         self._delivered += map(_key, ready)
+        self._num_found = len(self._delivered)
 
-    def _without_delivered(self, rows: list[MetricsRow]) -> list[MetricsRow]:
-        """Rows of a new file that the tracker lacks; all rows, for a new tracker, if it differs."""
-        self._waiting = []
-        num_delivered = len(self._delivered)
-        if [_key(row) for row in rows[:num_delivered]] == self._delivered:
-            return rows[num_delivered:]
-        self._close_tracker()
-        self._delivered = []
-        return rows
+    def _forget(self) -> None:
+        """Begin again with the first row."""
+        self._delivered, self._num_found, self._waiting = [], 0, []
+        self._rows.restart()
 
     def _close_tracker(self) -> None:
         tracker, self._tracker = self._tracker, None
@@ -124,8 +139,7 @@ class TrackerFeed:
             self._close_tracker()
         except ForeignCodeError as of_close:
             log.warning("failed tracker not closed", tracker=self._name, error=str(of_close))
-        self._delivered, self._waiting = [], []
-        self._rows.restart()
+        self._forget()
 
 
 def _key(row: MetricsRow) -> int:

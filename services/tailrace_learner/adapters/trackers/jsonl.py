@@ -1,5 +1,6 @@
 """Rows as JSON lines in a file of the user's choice, for example on a shared disk."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ class JsonLinesTracker:
     """
 
     def __init__(self, run: RunConfig, *, path: str) -> None:
-        target = Path(path.replace("{exp_name}", run.exp_name)).expanduser()
+        target = Path(os.path.expanduser(path.replace("{exp_name}", run.exp_name)))
         target.parent.mkdir(parents=True, exist_ok=True)
         self._name = run.exp_name
         self._file = target.open("wb")

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from tailrace.config import RunConfig
 from tailrace.import_path import load_extra
+from tailrace.sqlite_files import made_by_one
 from tailrace_learner.adapters.trackers.row_file import run_start_unix_s
 from tailrace_learner.ports import MetricsRow, known_numbers
 
@@ -29,17 +30,17 @@ class MlflowTracker:
         entities = load_extra("mlflow.entities", "mlflow", "learner.trackers.mlflow")
         output_dir = Path(run.output_dir).absolute()
         uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        uri = uri or f"sqlite:///{output_dir / 'mlflow.db'}"
         self._make_metric: Any = entities.Metric
         self._started_unix_s = run_start_unix_s(run.run_dir)
-        self._client: Any = mlflow.MlflowClient(
-            tracking_uri=uri or f"sqlite:///{output_dir / 'mlflow.db'}"
-        )
-        known = self._client.get_experiment_by_name(experiment)
-        experiment_id = (
-            self._client.create_experiment(experiment, artifact_location=str(output_dir / "mlflow"))
-            if known is None
-            else known.experiment_id
-        )
+        with made_by_one(uri):  # traces of the agents may go there too
+            self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
+            known = self._client.get_experiment_by_name(experiment)
+            experiment_id = (
+                self._client.create_experiment(experiment, artifact_location=str(output_dir / "mlflow"))
+                if known is None
+                else known.experiment_id
+            )
         self._run_id = self._client.create_run(experiment_id, run_name=run.exp_name).info.run_id
         self._waiting: list[Any] = []
 

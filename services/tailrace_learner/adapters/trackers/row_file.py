@@ -9,6 +9,7 @@ import msgspec
 from tailrace_learner.ports import MetricsRow
 
 _decoder = msgspec.json.Decoder(MetricsRow)
+_AT_ONCE_BYTES = 1 << 20
 
 
 class RowFile:
@@ -25,7 +26,10 @@ class RowFile:
         self._offset = 0
 
     def read(self) -> tuple[list[MetricsRow], bool]:
-        """Rows not read yet, and True if they are all rows of a file not read before."""
+        """The next rows not read yet, and True if they are the first ones of a file not read before.
+
+        Returns no rows once all were read: the rows of a long run are too large for one reading.
+        """
         if self._is_replaced():
             self.restart()
         is_other = self._file is None
@@ -34,7 +38,9 @@ class RowFile:
                 return [], False
             self._file = self._path.open("rb", buffering=0)
         self._file.seek(self._offset)
-        content = self._file.read()
+        content = self._file.read(_AT_ONCE_BYTES)
+        if b"\n" not in content:  # a longer line
+            content += self._file.read()
         num_bytes = content.rfind(b"\n") + 1  # the rest is a line that is being written
         self._offset += num_bytes
         return [_decoder.decode(line) for line in content[:num_bytes].splitlines()], is_other

@@ -16,7 +16,7 @@ is a small one. `zero_variance_groups: skip` leaves them out of the divisor, `re
 Groups of fewer than two valid members and conversations without a reward are in no divisor. An entropy
 bonus applies only to rows with a learning signal. With a divergence in the loss (`init_kl_coef`) all
 rows are trained, those without a signal with advantage 0, and all are in the divisor: the divergence
-applies everywhere.
+and an entropy bonus apply everywhere.
 """
 
 from collections.abc import Callable, Sequence

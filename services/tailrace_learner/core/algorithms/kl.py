@@ -22,6 +22,12 @@ The gradient of k1 in the loss is 0 on average: use that estimator in the reward
 (`learner.reference`) is the policy at the run's start or another model; with `init_kl_coef: 0`
 there is none.
 
+On-policy distillation: the reference is a teacher with the policy's tokens and `kl_in: reward` with
+`k1`; with `adv_estimator: reinforce` and `gamma: 0` the advantage of token t is
+beta (log ref - log pi), and `reward_clip: 0` leaves out the task's own reward
+(`examples/distillation`). Agarwal et al. 2023, "On-Policy Distillation of Language Models",
+arXiv:2306.13649; per sampled token: Gu et al. 2023, "MiniLLM", arXiv:2306.08543.
+
 Schulman 2020, "Approximating KL Divergence". The controller: Ziegler et al. 2019, "Fine-Tuning
 Language Models from Human Preferences", arXiv:1909.08593.
 """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tailrace_learner.config_registry import METRICS, Metric
+from tailrace_learner.core.algorithms.advantages.base import are_equal
 
 if TYPE_CHECKING:
     from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
@@ -80,14 +81,37 @@ def counts(step: StepData, config: Any) -> Metrics:
 
 
 def tokens(step: StepData, config: Any) -> Metrics:
-    """Number of the trained tokens, and their staleness in optimizer steps."""
+    """Number of the trained tokens, also of those with a signal, and their staleness in steps."""
     staleness = np.concatenate([row.staleness for row in step.rows]) if step.rows else np.zeros(0)
     return {
         "staleness_mean": float(staleness.mean()) if len(staleness) else None,
         "staleness_max": float(staleness.max()) if len(staleness) else None,
         "num_trained_tokens": float(len(staleness)),
+        "num_signal_tokens": float(num_signal_tokens(step.rows, config)),
         "num_row_tokens": float(sum(len(row.token_ids) for row in step.rows)),
     }
+
+
+def num_signal_tokens(rows: Sequence[TrainingRow], config: Any) -> int:
+    """Number of trained tokens with a learning signal: an advantage that is not 0.
+
+    A divergence from the run's own start only holds the policy where it began: it is no signal, in the
+    loss or in the reward. That from another model (`reference.pretrain`) is one. With equal rewards
+    whitening would leave nothing but the divergence.
+    """
+    if not rows:
+        return 0
+    if config.policy_loss.ignores_advantages or _has_teacher(config):
+        return sum(len(row.targets) for row in rows)
+    if not config.rewards_divergence:
+        return sum(int(np.count_nonzero(row.advantages)) for row in rows)
+    advantages = np.concatenate([row.reward_advantages for row in rows])
+    return 0 if config.whitens and are_equal(advantages) else int(np.count_nonzero(advantages))
+
+
+def _has_teacher(config: Any) -> bool:
+    """Tells whether the divergence is from another model than the run's own start."""
+    return config.needs_reference and config.reference is not None and bool(config.reference.pretrain)
 
 
 RETURNS, TAGS, COUNTS, TOKENS = Metric(returns), Metric(tags), Metric(counts), Metric(tokens)

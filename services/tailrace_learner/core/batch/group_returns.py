@@ -16,11 +16,8 @@ from numpy.typing import NDArray
 from tailrace_learner.core.algorithms.advantages.base import NO_REWARD, Mask, Returns, Turns
 from tailrace_learner.core.batch.malformed import COUNT, flaw_of
 from tailrace_protos.base import as_float32, as_int32, as_int64, as_uint8
-from tailrace_protos.trajectory import TokenRow, Trajectory, TrajectoryGroup
+from tailrace_protos.trajectory import MAX_REWARD, TokenRow, Trajectory, TrajectoryGroup
 from tailrace_protos.weights import ModelCard
-
-# Beyond it squared gradients, as norms and optimizers take them, come near the end of float32.
-MAX_REWARD = 1e12
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 UNKNOWN = np.iinfo(np.int64).min // 2  # step of a version without a record: older than all
+_MAX_VERSIONS = 8192  # in memory
 
 
 class Ancestor(msgspec.Struct, frozen=True):
@@ -31,6 +32,13 @@ def new_lineage(start_step: int) -> str:
 def start_of(lineage: str) -> int:
     """Step at which a lineage started."""
     return int(lineage.partition("-")[0])
+
+
+def newest_versions(book: dict[int, tuple[str, int]]) -> dict[int, tuple[str, int]]:
+    """The book of versions without its oldest half, if it has grown beyond what tokens are of."""
+    if len(book) <= _MAX_VERSIONS:
+        return book
+    return {version: book[version] for version in sorted(book)[-_MAX_VERSIONS // 2 :]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,7 @@ class TrainingRowBuilder:
         sources: tuple[Source, ...] = ()
         if teaches or self.config.holds_all_tokens:
             sources = tuple(self._sources(group, played, _taught(returns, teaches), reader))
+            _leave_uncompared(sources, advantages)
         return PreparedGroup(
             group_id=group.group_id,
             group_index=group.group_index,
@@ -171,3 +172,12 @@ def _taught(returns: Returns, teaches: bool) -> tuple[NDArray[np.int64], ...]:
     """Conversation of each row, G times [R]; `NO_REWARD` if the group has no learning signal."""
     places = returns.row_conversations
     return places if teaches else tuple(np.full(len(each), NO_REWARD) for each in places)
+
+
+def _leave_uncompared(sources: Sequence[Source], advantages: Advantages) -> None:
+    """Leaves rows of conversations without a learning signal out of what the whole step compares."""
+    if advantages.has_signal is None:
+        return
+    for source in sources:
+        if source.trained is not None and not advantages.has_signal[source.member][source.place]:
+            source.trained.conversation = NO_REWARD

@@ -39,6 +39,7 @@ class TrainingRow:
     spans: tuple[TokenSpan, ...] = ()  # of all targets, or empty: not known
     unsettled: NDArray[np.float64] | None = None  # [M] advantages before the whole step was compared
     conversation: int = 0  # its place in the episode; `NO_REWARD`: all advantages are 0, not compared
+    reward_advantages: NDArray[np.float64] | None = None  # [M] without the rewards' divergence
     is_own: NDArray[np.bool_] | None = None  # [M] by the learner's weights of `staleness` steps ago
     is_clamped: NDArray[np.bool_] | None = None  # [M] a log-ratio was beyond its bound in this step
 

@@ -7,7 +7,8 @@ its normal size is known, and no verdict is due to a token in a hundred that is 
 
 A step's own passes read the tokens of the version that the step begins with. A sample of older ones
 is read under weights that were kept (`core/mismatch/old_readings.py`). Other tokens say nothing about
-a server. `core/mismatch/sentinel.py` judges by the sums.
+a server, nor do those that a guide bound: the engine reports them as likelier than the free model would
+sample them. `core/mismatch/sentinel.py` judges by the sums.
 """
 
 import math
@@ -21,6 +22,7 @@ from torch import Tensor
 from tailrace_learner.core.algorithms.ratios import log_ratio
 from tailrace_learner.core.batch.rows import TrainingRow
 from tailrace_learner.core.step.metric_sums import MetricSums, k3
+from tailrace_protos.control import is_bound
 
 DRIFT = "drift/"
 MOMENTS = "moments/"
@@ -99,7 +101,7 @@ def drift_sums(
 
 
 def owners_of(rows: Sequence[TrainingRow]) -> tuple[list[str], NDArray[np.int64]]:
-    """All sources of the rows, and the place of each target's source [M], -1 if unknown."""
+    """All sources of the rows, and the place of each target's source [M], -1 if unknown or bound."""
     places: dict[str, int] = {}
     owners = [_owners(row, places) for row in rows]
     return list(places), np.concatenate(owners)
@@ -109,5 +111,8 @@ def _owners(row: TrainingRow, places: dict[str, int]) -> NDArray[np.int64]:
     """Place [M] of each target's source in `places`; adds new sources to it."""
     if not row.spans:
         return np.full(len(row.targets), -1, np.int64)
-    found = [places.setdefault(s.source, len(places)) if s.source else -1 for s in row.spans]
+    found = [
+        -1 if not s.source or is_bound(s.source) else places.setdefault(s.source, len(places))
+        for s in row.spans
+    ]
     return np.repeat(np.array(found, np.int64), [span.num_tokens for span in row.spans])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tailrace.provenance import kept_spans
 from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
+from tailrace_protos.control import free_source
 from tailrace_protos.generation import TokenSpan
 
 _OF_THE_ROW = {"row_id", "token_ids", "spans", "conversation"}
@@ -40,9 +41,10 @@ def is_trusted(
 
     `staleness` [S] of the tokens of `spans` for a learner that has done `step` steps.
     """
-    if not any(span.source in quarantine for span in spans):
+    sources = [free_source(span.source) for span in spans]
+    if not any(source in quarantine for source in sources):
         return np.ones(len(staleness), np.bool_)
-    last_good = [quarantine.get(span.source, step) for span in spans]
+    last_good = [quarantine.get(source, step) for source in sources]
     return step - staleness <= np.repeat(last_good, [span.num_tokens for span in spans])
 
 

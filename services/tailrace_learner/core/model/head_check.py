@@ -34,6 +34,8 @@ def head_kind(model: Any, token_ids: NDArray[np.int64]) -> Literal["matrix", "ow
         raise UntrainableModelError(model_type, str(error)) from error
     finally:
         hook.remove()
+    if not torch.isfinite(logits).all():
+        raise UntrainableModelError(model_type, _infinite(model))
     if not _alike(own, logits):
         raise UntrainableModelError(model_type, "its logits depend on more than hidden states")
     weight: Any = getattr(model.get_output_embeddings(), "weight", None)
@@ -43,6 +45,14 @@ def head_kind(model: Any, token_ids: NDArray[np.int64]) -> Literal["matrix", "ow
     matrix = weight.float().t()
     is_matrix = _alike(hidden.float() @ matrix, logits) and _alike(loud @ matrix, of_loud)
     return "matrix" if is_matrix else "own"
+
+
+def _infinite(model: Any) -> str:
+    """Reason why logits are not finite: the first weight that holds such a number, or another."""
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            return f"its weight {name} holds numbers that are not finite"
+    return "its logits are not finite, though its weights are"
 
 
 def _alike(found: Tensor, expected: Tensor) -> bool:

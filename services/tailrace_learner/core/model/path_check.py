@@ -25,6 +25,7 @@ from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.model_probe import (
     SHORT,
     forget_lengths,
+    ordinary_tokens,
     shortened,
     special_lengths,
     stirred,
@@ -46,6 +47,9 @@ from tailrace_learner.core.model.head_check import head_kind
 
 _TOLERANCE = 2e-4  # of the worst token, float32
 _GRADIENT_TOLERANCE = 2e-3  # of the worst token: sums of both signs cancel
+# Of the plain model's states, which later tokens change by more if it reads them: in rows of two
+# lengths kernels may round products differently (TF32).
+_CAUSAL_TOLERANCE, _CAUSAL_HALF_TOLERANCE = 1e-3, 0.01
 _HALF_TOLERANCE = 0.05  # mean over tokens, of attention that computes in half precision only
 _LONG_OF_SHORT = 44  # for the CPU's kernels of short rows
 _LEAST_LONG = 12
@@ -113,8 +117,8 @@ class _Check:
         least = min(special_lengths(model).values(), default=0)
         self._bound = least - 1 if least else None  # rows up to it reach no special length
         use_attention(model, "eager")
-        self._head_kind = head_kind(model, self._token_ids[:6])
         longest = trial_length(model)
+        self._head_kind = head_kind(model, self._token_ids[: min(6, longest)])
         lengths = longest, min(longest, _LONG_OF_SHORT)
         self._anywhere = self._trials(*lengths, is_short=bool(least))
         long = min(longest, self._bound or 0)
@@ -124,7 +128,7 @@ class _Check:
 
     def path(self) -> ForwardPath:
         """Fastest way that is right."""
-        if (trials := self._below or self._anywhere) and not self._is_causal(trials[0]):
+        if not all(map(self._is_causal, self._below or self._anywhere)):
             raise self._untrainable("its states depend on later tokens: it is no causal model")
         single = self._single_attention()
         if found := self._packed(single):
@@ -286,33 +290,35 @@ class _Check:
         return states[0, row.targets - 1]
 
     def _is_causal(self, trial: _Trial) -> bool:
-        """Tells whether two rows of the plain model that begin alike have the same states there."""
-        _, twin, long = self._plain_result(trial).states
+        """Tells whether two rows that begin alike have the same states there, in some draw of tokens.
+
+        A new model has small weights, by which later tokens change earlier states little.
+        """
         num_shared = _num_shared(trial)
-        difference = (twin[:num_shared] - long[:num_shared]).norm(dim=-1)
-        return bool((difference <= 0.01 * long[:num_shared].norm(dim=-1)).all())
+        for seed in range(_NUM_DRAWS):
+            _, twin, long = self._plain_result(trial._replace(seed=seed)).states
+            errors = _errors(twin[:num_shared], long[:num_shared])
+            is_half = self._wish.is_half
+            error = float(errors.mean() if is_half else errors.max())
+            if error <= (_CAUSAL_HALF_TOLERANCE if is_half else _CAUSAL_TOLERANCE):
+                return True
+        return False
 
     def _rows(self, trial: _Trial) -> list[TrainingRow]:
-        """A short row, one that begins like the last, and the last, of `num_tokens`."""
+        """A short row, one that begins like the last, and the last, of `num_tokens`: shortest first."""
         random = np.random.default_rng(trial.seed)
         long = random.choice(self._token_ids, trial.num_tokens + 1)
         twin = np.concatenate((long[: _num_shared(trial)], random.choice(self._token_ids, 4)))
         all_rows = (random.choice(self._token_ids, 6), twin, long)
-        rows = [demonstration_row("", ids, np.ones(len(ids), np.uint8)) for ids in all_rows]
+        ends = [ids[: trial.num_tokens + 1] for ids in all_rows]
+        rows = [demonstration_row("", ids, np.ones(len(ids), np.uint8)) for ids in ends]
         return [row for row in rows if row is not None]
 
     @cached_property
     def _token_ids(self) -> NDArray[np.int64]:
-        """Ordinary tokens: none with a role of its own, such as an image's place."""
-        config = self._model.config
-        special = {
-            value
-            for name, value in vars(config).items()
-            if name.endswith(("_token_id", "_token_index"))
-        }
+        """Tokens of which rows are drawn."""
         size = int(self._model.get_input_embeddings().weight.shape[0])
-        ids = [token for token in range(min(3, size - 1), min(size, 4000)) if token not in special]
-        return np.array(ids, np.int64)
+        return np.array(ordinary_tokens(self._model.config, size), np.int64)
 
     def _result(self, rows: Sequence[TrainingRow], compute: Callable[[], list[Tensor]]) -> _Found:
         """States of rows, and gradients of a fixed sum of them by token."""
@@ -342,13 +348,19 @@ class _Check:
 
 def _num_shared(trial: _Trial) -> int:
     """Tokens that the two longer rows of a trial have in common."""
-    return max(trial.num_tokens // 2, 8)
+    return max(trial.num_tokens // 2, min(8, trial.num_tokens - 4))
+
+
+def _errors(found: Tensor, plain: Tensor) -> Tensor:
+    """Difference of states [m, H], relative to the norm of each, [m]."""
+    error: Tensor = (found - plain).norm(dim=-1) / plain.norm(dim=-1).clamp_min(1e-12)
+    return error
 
 
 def _difference(found: _Found, plain: _Found, *, is_half: bool) -> str:
     """Difference of results beyond the tolerance, in words; empty if there is none."""
     pairs = zip(found.states, plain.states, strict=True)
-    errors = torch.cat([(a - b).norm(dim=-1) / b.norm(dim=-1).clamp_min(1e-12) for a, b in pairs])
+    errors = torch.cat([_errors(*pair) for pair in pairs])
     scale = plain.gradients.norm(dim=-1).mean().clamp_min(1e-12)
     of_gradients = (found.gradients - plain.gradients).norm(dim=-1) / scale
     for name, values, tolerance in (

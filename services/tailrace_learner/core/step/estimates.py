@@ -68,11 +68,12 @@ class Estimates:
 
     def _finish(self, group: Unestimated, kl_coef: float) -> None:
         returns = replace(group.returns, loss_masks=_asked(group))
-        if self._config.rewards_divergence:
-            costs = _placed(group, lambda row: -kl_coef * self._divergence(row))
-            returns = replace(returns, token_rewards=costs)
         if self._roles.critic is not None:
             returns = replace(returns, values=_placed(group, _values))
+        if self._config.rewards_divergence:
+            _keep_advantages(group, estimated(returns, self._config))
+            costs = _placed(group, lambda row: -kl_coef * self._divergence(row))
+            returns = replace(returns, token_rewards=costs)
         advantages = estimated(returns, self._config)
         for source in group.sources:
             if source.trained is not None and source.whole is not None:
@@ -109,6 +110,14 @@ class Estimates:
 def _values(row: TrainingRow) -> NDArray[Any]:
     assert row.values is not None
     return row.values
+
+
+def _keep_advantages(group: Unestimated, advantages: Advantages) -> None:
+    """Writes what the advantages are without the divergence into the rows."""
+    for source in group.sources:
+        if source.trained is not None:
+            per_token = advantages.per_token[source.member][source.place]
+            source.trained.reward_advantages = per_token[source.trained.targets]
 
 
 def _asked(group: Unestimated) -> tuple[tuple[Mask, ...], ...]:

@@ -8,7 +8,7 @@ import msgspec
 
 from tailrace.config import RunConfig
 from tailrace_learner.core.algorithms.metrics import Metrics
-from tailrace_learner.core.step.run_state import RunState
+from tailrace_learner.core.step.run_state import RunState, recent_ids
 from tailrace_protos.event import CheckpointSaved, StepFinished
 
 
@@ -105,6 +105,11 @@ class Progress:
         self._held.add(entry_id, group_id, num_bytes)
         self._of_step.add(entry_id, group_id, num_bytes)
 
+    def holds(self, entry_id: str) -> bool:
+        """True if a group was taken for this step, or is in the weights."""
+        held, saving, older = self._held, self._saving, self.state.older_entry_ids
+        return entry_id in held.entry_ids or entry_id in saving.entry_ids or entry_id in older
+
     def step_done(self, timing: Timing, now_s: float, numbers: Metrics) -> None:
         """Counts the step, and adds its times to its metrics."""
         wall_s = max(now_s - timing.began_s, 1e-9)
@@ -166,7 +171,9 @@ class Progress:
 
     def saved(self) -> None:
         """Notes that the checkpoint is durable and holds the groups that it was begun with."""
-        self._saving = _Held()
+        newest, self._saving = self._saving.entry_ids, _Held()
+        older = recent_ids((*self.state.older_entry_ids, *newest), len(newest))
+        self.state = msgspec.structs.replace(self.state, older_entry_ids=older)
 
     def not_saved(self) -> None:
         """Notes that the disk did not take the checkpoint: its groups wait for the next one."""

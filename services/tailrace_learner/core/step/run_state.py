@@ -12,6 +12,7 @@ from tailrace_protos.event import StepFinished
 SCHEMA = 1
 _RESUME = "resume_from_checkpoint"  # differs in every resumed run
 _ABSENT = object()
+_NUM_NAMED_AGAIN = 4096  # their release takes Redis some milliseconds
 
 
 class ReferenceState(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +33,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     num_trained_groups: int = 0  # on the path that leads here
     entry_ids: tuple[str, ...] = ()  # buffer entries trained since the checkpoint before
     group_ids: tuple[str, ...] = ()  # of these entries
+    older_entry_ids: tuple[str, ...] = ()  # of checkpoints before: Redis may lose a release
     policy_version: int = -1  # newest one published
     saved_unix_s: float = 0.0
     experiment: dict[str, Any] = {}  # as the process that saved read it
@@ -39,6 +41,11 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     kl_coef: float | None = None  # as steered so far
     quarantine: dict[str, int] = {}  # source of wrong tokens -> step of its last good reading
     untold_steps: tuple[StepFinished, ...] = ()  # done, but the learner was stopped before it told them
+
+    @property
+    def released_ids(self) -> tuple[str, ...]:
+        """Entries that leave the buffer with this checkpoint, with those that left it before."""
+        return (*self.older_entry_ids, *self.entry_ids)
 
     @property
     def ancestry(self) -> Ancestry:
@@ -60,9 +67,19 @@ def resumed_state(saved: RunState, experiment: Mapping[str, Any]) -> RunState:
         ancestors=ancestry.ancestors,
         entry_ids=(),
         group_ids=(),
+        older_entry_ids=recent_ids(saved.released_ids, len(saved.entry_ids)),
         untold_steps=(),
         experiment=dict(experiment),
     )
+
+
+def recent_ids(entry_ids: tuple[str, ...], num_newest: int) -> tuple[str, ...]:
+    """Returns the last of `entry_ids`: as many as a checkpoint names again, `num_newest` at least.
+
+    A Redis that loses power, or fails over, may lose its writes of the last seconds, and gives the
+    groups of a checkpoint again.
+    """
+    return entry_ids[-max(num_newest, _NUM_NAMED_AGAIN) :]
 
 
 def changed_keys(saved: RunState, experiment: Mapping[str, Any]) -> tuple[str, ...]:

@@ -149,16 +149,15 @@ class StreamCore:
 
     def _place(self, decided: list[Decision], now_s: float, rooms: dict[Phase, int]) -> None:
         book = self.book
-        while True:
-            head = book.queue.head(lambda phase: rooms.get(phase, 1) > 0)
-            if head is None:
-                book.is_queue_waiting = book.queue.has_groups  # for workers
-                break
+        while (head := book.queue.head(lambda phase: rooms.get(phase, 1) > 0)) is not None:
             if isinstance(head, StreamGroup):
                 if not self._start(decided, head, now_s, rooms):
                     break
             elif not self._continue(decided, head, now_s):
                 break
+        else:
+            book.is_queue_waiting = book.queue.has_groups  # for workers
+        book.room_wait.run(head is not None, now_s)
         decided += [HoldTurn(one.episode_id) for one in book.new_holds if one.state == "held"]
         book.new_holds.clear()
 
@@ -179,7 +178,8 @@ class StreamCore:
         member = next_member(group)
         group.next_member = member + 1
         episode = book.start(group, member, server, now_s)
-        decided.append(StartEpisode(episode.episode_id, server.server_id))
+        waited_s = book.room_wait.read_s(now_s) - group.opened_s
+        decided.append(StartEpisode(episode.episode_id, server.server_id, waited_s))
         return True
 
     def _continue(self, decided: list[Decision], episode: StreamEpisode, now_s: float) -> bool:

@@ -22,6 +22,7 @@ class StartEpisode(Struct, frozen=True, gc=False):
 
     episode_id: str
     server_id: str
+    room_wait_s: float = 0.0  # since its group was opened, in which no server had room
 
 
 class ContinueTurn(Struct, frozen=True, gc=False):

@@ -12,7 +12,7 @@ from tailrace_scheduler.core.streams.placement import KvPlacement, PlacementRule
 from tailrace_scheduler.core.streams.records import StreamEpisode, StreamGroup, StreamServer
 from tailrace_scheduler.core.streams.servers import ServerBook
 from tailrace_scheduler.core.streams.settings import StreamSettings
-from tailrace_scheduler.core.streams.starts import StartQueue
+from tailrace_scheduler.core.streams.starts import RoomWait, StartQueue
 
 REMEMBERED_GROUPS = 10_000
 
@@ -32,6 +32,7 @@ class GroupEvents:
         self.ages = Ages(settings)
         self.closing = CloseRule(settings, self.ages)
         self.queue = StartQueue()
+        self.room_wait = RoomWait()
         self.is_queue_waiting = False
         self.barred: frozenset[str] = frozenset()  # servers that get nothing new
         self.groups: dict[str, StreamGroup] = {}
@@ -69,6 +70,7 @@ class GroupEvents:
             event.phase,
             num_valid=event.num_valid,
             settled=set(event.settled),
+            opened_s=self.room_wait.read_s(now_s),
         )
         self._num_groups += 1
         group.absent.update(event.held)

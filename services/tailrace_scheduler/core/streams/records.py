@@ -38,6 +38,7 @@ class StreamGroup:
     done_tokens: float = 0.0  # sampled by members that ended
     old_tokens: float = 0.0  # sampled before the first step after its first start
     settled: set[int] = field(default_factory=set)
+    opened_s: float = 0.0  # by the clock of waits for room
     next_member: int = 0  # first of the range that has not started
     live: dict[int, "StreamEpisode"] = field(default_factory=dict)
     absent: set[int] = field(default_factory=set)  # played by a worker not heard of yet

@@ -21,6 +21,7 @@ SPEED_NEW = 0.2  # weight of a new measurement
 SPEEDS_EVERY_S = 2.0
 FORGET_S = 20.0  # half-life of the speed of a server that computes nothing
 PROBE_AGAIN_S = 10.0
+GONE_S = 600.0  # for which the history of a server that is gone is kept
 
 
 class ServerBook:
@@ -37,6 +38,7 @@ class ServerBook:
         """Take a report; a server that is new or was gone joins."""
         server = self.servers.get(event.server_id)
         if server is None:
+            self._forget_gone(now_s)
             server = self.servers[event.server_id] = StreamServer(event.server_id, self._model)
             server.clock_s = now_s
         if server.gone:
@@ -64,6 +66,13 @@ class ServerBook:
         if now_s - self._speeds_s >= SPEEDS_EVERY_S:
             self._compare_speeds(now_s)
         return server
+
+    def _forget_gone(self, now_s: float) -> None:
+        """Drop servers that are gone for long and hold nothing: every Pod may have another name."""
+        for server in list(self.servers.values()):
+            if server.gone and not server.episodes and now_s - server.clock_s > GONE_S:
+                del self.servers[server.server_id]
+                self._suspended.discard(server.server_id)
 
     def _size(self, server: StreamServer, event: ServerReport) -> None:
         model = server.model
@@ -103,21 +112,15 @@ class ServerBook:
         due = []
         for server_id in self._suspended:
             server = self.servers[server_id]
-            waits_s = server.calls.suspended_until_s
-            if now_s >= max(waits_s, server.probed_s + PROBE_AGAIN_S) and not server.gone:
+            if now_s >= _probe_due_s(server) and not server.gone:
                 server.probed_s = now_s
                 due.append(server_id)
         return due
 
     def next_probe_s(self) -> float:
-        """Return the time of the next probe; infinite if none is suspended."""
-        if not self._suspended:
-            return math.inf
+        """Return the time of the next probe; infinite if no server that is there is suspended."""
         suspended = (self.servers[one] for one in self._suspended)
-        return min(
-            (max(one.calls.suspended_until_s, one.probed_s + PROBE_AGAIN_S) for one in suspended),
-            default=math.inf,
-        )
+        return min((_probe_due_s(one) for one in suspended if not one.gone), default=math.inf)
 
     def lost_rate(self, is_queue_waiting: bool) -> float:
         """Return the engine seconds lost each second since no work waits for room (rule F).
@@ -142,6 +145,10 @@ class ServerBook:
         """Return the mean step time of the servers that decode."""
         steps = [one.step_s for one in self.servers.values() if one.step_s > 0 and not one.gone]
         return sum(steps) / len(steps) if steps else self._model.a_s
+
+
+def _probe_due_s(server: StreamServer) -> float:
+    return max(server.calls.suspended_until_s, server.probed_s + PROBE_AGAIN_S)
 
 
 def _useful(server: StreamServer) -> float:

@@ -14,6 +14,23 @@ from tailrace_scheduler.core.streams.records import StreamEpisode, StreamGroup
 Waiting = StreamGroup | StreamEpisode
 
 
+class RoomWait:
+    """Clock that runs while what is next waits for a server with room, and not for a worker."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._since_s: float | None = None  # it runs since then
+
+    def read_s(self, now_s: float) -> float:
+        """Return the seconds so far."""
+        return self._seconds + (0.0 if self._since_s is None else max(now_s - self._since_s, 0.0))
+
+    def run(self, is_running: bool, now_s: float) -> None:
+        """Let it run or stand from now on."""
+        self._seconds = self.read_s(now_s)
+        self._since_s = now_s if is_running else None
+
+
 class StartQueue:
     """Heaps of the groups of each phase, and of held turns."""
 

@@ -33,9 +33,13 @@ class ThinkParser(ReasoningParser):
 
 
 class ThinkSplitter:
-    """State: before the block, inside it, or after it."""
+    """State: before the block, inside it, or after it.
+
+    White space that a mark may follow is kept apart, so that a long run of it is read once.
+    """
 
     def __init__(self, *, is_open: bool) -> None:
+        self._spaces: list[str] = []  # white space before `_held`; dropped if a mark follows
         self._held = ""
         self._is_before = not is_open
         self._is_inside = is_open
@@ -51,7 +55,7 @@ class ThinkSplitter:
 
     def finish(self) -> Split:
         """Ends the reply; returns the text that was held back."""
-        held, self._held = self._held, ""
+        held, self._held = self._with_spaces(self._held), ""
         if self._is_inside:
             return Split(reasoning=held.strip() if self._trims else held.rstrip())
         return Split(content=held.lstrip() if self._trims else held)
@@ -59,12 +63,16 @@ class ThinkSplitter:
     def _leave_before(self) -> bool:
         """Leaves the state before the block; False while the beginning of the reply is undecided."""
         begun = self._held.lstrip()
+        self._spaces.append(self._held[: len(self._held) - len(begun)])
+        self._held = begun
         if len(begun) < len(_OPEN) and _OPEN.startswith(begun):
             return False
         self._is_before = False
         self._is_inside = begun.startswith(_OPEN)
         if self._is_inside:
-            self._held, self._trims = begun[len(_OPEN) :], True
+            self._spaces, self._held, self._trims = [], begun[len(_OPEN) :], True
+        else:
+            self._held = self._with_spaces(begun)
         return True
 
     def _take_thought(self) -> str:
@@ -72,13 +80,21 @@ class ThinkSplitter:
             self._held = self._held.lstrip()
             self._trims = not self._held
         end = first_possible(self._held, (_CLOSE,))
-        thought = self._held[:end].rstrip()
-        if self._held.startswith(_CLOSE, end):
-            self._held = self._held[end + len(_CLOSE) :]
+        certain, self._held = self._held[:end], self._held[end:]
+        thought = certain.rstrip()
+        space = certain[len(thought) :]
+        if thought:
+            thought = self._with_spaces(thought)
+        self._spaces.append(space)
+        if self._held.startswith(_CLOSE):
+            self._spaces, self._held = [], self._held[len(_CLOSE) :]
             self._is_inside, self._trims = False, True
-        else:
-            self._held = self._held[len(thought) :]
         return thought
+
+    def _with_spaces(self, text: str) -> str:
+        """Returns the white space that was kept, with the text behind it."""
+        spaces, self._spaces = self._spaces, []
+        return "".join((*spaces, text))
 
     def _take_answer(self) -> str:
         if self._trims:

@@ -67,27 +67,35 @@ def _as_type(text: str, name: str) -> Any:
     return value if is_fit else _NO_VALUE
 
 
-def _type_names(schema: object, whole: object, seen: tuple[str, ...] = ()) -> list[str]:
+def _type_names(schema: object, whole: object) -> list[str]:
     """Types that a schema allows, in its order, but `null` first: it is never meant as a string.
 
-    A schema without a type has those of the values that it lists, numbers before strings. `whole`: the
-    schema that references begin in, `seen`: references that led here.
+    A schema without a type has those of the values that it lists, numbers before strings. Each part of
+    `whole`, the schema that references begin in, is read once, however often it is referred to.
     """
-    if not isinstance(schema, dict):
-        return []
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        target = None if reference in seen else _at(reference, whole)
-        return _type_names(target, whole, (*seen, reference))
+    names: dict[str, None] = {}  # in their order, each once
+    waiting, read = [schema], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if not isinstance(part, dict) or id(part) in read:
+            continue
+        read.add(id(part))
+        reference = part.get("$ref")
+        if isinstance(reference, str):
+            waiting.append(_at(reference, whole))
+        else:
+            names |= dict.fromkeys(_own_types(part))
+            waiting += reversed(list(_options(part)))
+    return sorted(names, key=lambda name: name != "null")
+
+
+def _own_types(schema: dict[str, Any]) -> list[str]:
+    """Types that a schema declares, or those of its values."""
     declared = schema.get("type")
-    types = [declared] if isinstance(declared, str) else []
-    if isinstance(declared, list):
-        types += [name for name in declared if isinstance(name, str)]
-    if not types:
-        types = sorted(_types_of_values(schema), key=lambda name: name == "string")
-    for option in _options(schema):
-        types += _type_names(option, whole, seen)
-    return sorted(types, key=lambda name: name != "null")
+    listed = declared if isinstance(declared, list) else [declared]
+    types = [name for name in listed if isinstance(name, str)]
+    known = [name for name in types if name in _TYPES or name == "string"]
+    return known if types else sorted(_types_of_values(schema), key=lambda name: name == "string")
 
 
 def _options(schema: dict[str, Any]) -> Iterable[object]:

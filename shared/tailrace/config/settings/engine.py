@@ -184,7 +184,7 @@ class _Result:
                 self._set(_filled(key, matched.stars), new, name)
         except NoEffectError as error:
             self.applied.idle[name] = str(error)
-        except (ValueError, TypeError) as error:  # TypeError: another type than expected there
+        except (ValueError, TypeError, ArithmeticError) as error:  # of another type, or infinite
             self.applied.problems[name] = Problem(value, str(error))
 
     def _set(self, key: str, value: Any, name: str) -> None:

@@ -32,14 +32,18 @@ strategy = value_names(
 )
 schedule = value_names("constant", "linear", "cosine", constant_with_warmup="constant")
 
+MOST_GPUS = 65_536  # of a run: more are a mistake, and lists of them would fill the memory
 _RANGE = re.compile(r"list\(range\((\d+)(?:, *(\d+))?\)\)")
+_LIST = re.compile(r"(?:list\()?\[(\d{1,9}(?:, *\d{1,9})*)\]\)?")
 
 
 def devices(mapping: Any) -> list[int]:
-    """Returns the numbers of GPUs: a list, or text like `list(range(0, 4))`; else `ValueError`."""
-    if isinstance(mapping, str) and (found := _RANGE.fullmatch(mapping.strip())):
-        first, end = found.groups()
-        mapping = list(range(int(first)) if end is None else range(int(first), int(end)))
+    """Returns the numbers of GPUs: a list, or text like `list(range(0, 4))` or `[0, 1]`.
+
+    Raises `ValueError` for anything else.
+    """
+    if isinstance(mapping, str):
+        mapping = _listed(mapping.strip())
     is_list = isinstance(mapping, list) and all(type(gpu) is int for gpu in mapping)
     if not is_list or not mapping:
         raise ValueError(
@@ -48,11 +52,31 @@ def devices(mapping: Any) -> list[int]:
     return list(mapping)
 
 
+def _listed(text: str) -> list[int] | str:
+    """Numbers that the text lists; the text itself if it is no list."""
+    if found := _LIST.fullmatch(text):
+        return [int(number) for number in found[1].split(",")]
+    if not (found := _RANGE.fullmatch(text)):
+        return text
+    first, end = found.groups()
+    numbers = range(int(first)) if end is None else range(int(first), int(end))
+    check_gpus(numbers.stop - numbers.start)
+    return list(numbers)
+
+
+def check_gpus(count: int) -> None:
+    """Raises `ValueError` for more GPUs than a run has."""
+    if count > MOST_GPUS:
+        raise ValueError(f"{count:,} GPUs in all: give at most {MOST_GPUS:,}")
+
+
 def whole_number(value: Any, least: int = 1, greatest: int = 10**9) -> int:
     """Coerces `value` to an integer: an integer, or a float like `1e3`; `ValueError` for others."""
     is_whole = type(value) is int or (isinstance(value, float) and value.is_integer())
-    if not is_whole or not least <= value <= greatest:
+    if not is_whole or value < least:
         raise ValueError(f"expected a whole number from {least} on, found {value!r}")
+    if value > greatest:
+        raise ValueError(f"expected a whole number up to {greatest:,}, found {value:,}")
     return int(value)
 
 

@@ -65,6 +65,7 @@ class PolicyChatModel(ToolBindingModel):
     _loop: asyncio.AbstractEventLoop = PrivateAttr()
     _thread_id: int = PrivateAttr()
     _calls: set[Future[ChatResult]] = PrivateAttr(default_factory=set)  # from other threads
+    _is_over: bool = PrivateAttr(default=False)
 
     def model_post_init(self, context: Any, /) -> None:
         """Keeps the event loop for calls from other threads."""
@@ -73,7 +74,8 @@ class PolicyChatModel(ToolBindingModel):
         self._thread_id = threading.get_ident()
 
     def cancel_calls(self) -> None:
-        """Cancels the calls of nodes in threads: these outlive a graph that is cancelled."""
+        """Cancels all calls of nodes in threads, now and later: they outlive a cancelled graph."""
+        self._is_over = True
         for call in tuple(self._calls):
             call.cancel()
 
@@ -95,6 +97,8 @@ class PolicyChatModel(ToolBindingModel):
         call = asyncio.run_coroutine_threadsafe(calling, self._loop)
         self._calls.add(call)
         try:
+            if self._is_over:  # perhaps `cancel_calls` did not see this one
+                call.cancel()
             return call.result()
         finally:
             self._calls.discard(call)

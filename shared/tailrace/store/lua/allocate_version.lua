@@ -2,6 +2,7 @@
 -- ARGV: "<lineage>/<step>", lowest allowed number
 local known = redis.call('HGET', P .. 'version_of', ARGV[1])
 if known then return tonumber(known) end
+pass_when_full()
 local version = redis.call('INCR', P .. 'next_version')
 if version < tonumber(ARGV[2]) then
   version = tonumber(ARGV[2])

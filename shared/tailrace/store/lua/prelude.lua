@@ -2,24 +2,42 @@
 -- on the same cluster slot.
 local P = KEYS[1]
 
--- Appends an event to the outbox; the entry's id is its position in the total order.
+-- Lets a full Redis take this script's writes, as it does after a deletion: they are small, and what frees
+-- memory waits for them. Payloads of episodes wait for room.
+local function pass_when_full()
+  redis.call('ZREM', P .. 'none', '') -- deletes nothing
+end
+
+-- Appends an event to the outbox and returns the entry's id, its position in the total order.
 local function emit(service, body)
-  redis.call('XADD', P .. 'outbox', '*', 's', service, 'b', body)
+  return redis.call('XADD', P .. 'outbox', '*', 's', service, 'b', body)
 end
 
+-- Leaves a corrupted counter as it is: who reads the counters sets it aside.
 local function count(field, by)
-  redis.call('HINCRBY', P .. 'counters', field, by)
+  redis.pcall('HINCRBY', P .. 'counters', field, by)
 end
 
--- Closes an open group. Late writers learn that it is closed for an hour.
+-- Returns the whole number that a field holds; false or nil if it is missing or corrupted.
+local function whole(text)
+  return text and string.match(text, '^%-?%d+$') and tonumber(text)
+end
+
+-- Returns the fields of a closed group's entry; nil if there is none.
+local function ready_fields(id)
+  local found = redis.pcall('XRANGE', P .. 'ready', id, id) -- an error if `id` is no id of a stream
+  return found[1] and found[1][2]
+end
+
+-- Closes an open group. Late writers learn that it is closed for an hour, from the id of its event.
 local function close_group(service, gid, phase, valid, members, sent, bytes)
   redis.call('DEL', P .. 'group:' .. gid)
   redis.call('ZREM', P .. 'open', gid)
   redis.call('ZREM', P .. 'ages', gid)
   if phase == 'train' then redis.call('XADD', P .. 'closings', 'MAXLEN', 1, '*', 'g', gid) end
-  redis.call('SET', P .. 'closed:' .. gid, '', 'EX', 3600)
-  emit(service, cmsgpack.pack({type = 'group_closed', group_id = gid, phase = phase, num_valid = valid,
-    num_members = members, sent_to_learner = sent, num_bytes = bytes}))
+  local id = emit(service, cmsgpack.pack({type = 'group_closed', group_id = gid, phase = phase,
+    num_valid = valid, num_members = members, sent_to_learner = sent, num_bytes = bytes}))
+  redis.call('SET', P .. 'closed:' .. gid, id, 'EX', 3600)
 end
 
 -- Returns true for the first call with `id`. Ids with a lifetime expire; the others never expire.

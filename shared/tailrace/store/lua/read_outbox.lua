@@ -1,2 +1,3 @@
--- Reads events for the relay: first the unacknowledged ones in order, then new ones. ARGV: max
-return (read_stream(P .. 'outbox', 'relay', '0', tonumber(ARGV[1])))
+-- Reads events for the relay: first the unacknowledged ones in order, those after `after`, then new ones.
+-- ARGV: max, after
+return (read_stream(P .. 'outbox', 'relay', ARGV[2], tonumber(ARGV[1])))

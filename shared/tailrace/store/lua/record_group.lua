@@ -3,6 +3,7 @@
 local gid, phase, index, members = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local group = P .. 'group:' .. gid
 if redis.call('EXISTS', group, P .. 'closed:' .. gid) > 0 then return 0 end
+pass_when_full()
 redis.call('HSET', group, 'phase', phase, 'index', index, 'members', members, 'min_valid', ARGV[5],
   'left', members, 'valid', 0, 'bytes', 0, 'record', ARGV[6], 'step', ARGV[9])
 redis.call('ZADD', P .. 'open', index, gid)

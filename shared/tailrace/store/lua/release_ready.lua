@@ -5,9 +5,9 @@ local dropped = ARGV[1] == 'dropped'
 local released = 0
 for i = 6, #ARGV do
   local id = ARGV[i]
-  local entry = redis.call('XRANGE', P .. 'ready', id, id)[1]
-  if entry then
-    local gid, bytes = entry[2][2], tonumber(entry[2][8])
+  local fields = ready_fields(id)
+  if fields then
+    local gid, bytes = fields[2], whole(fields[8]) or 0
     local kind = redis.call('ZREM', P .. 'taken', id) == 1 and 'retained' or 'unconsumed'
     redis.call('XDEL', P .. 'ready', id)
     redis.call('ZREM', P .. 'waiting', id)

@@ -1,16 +1,22 @@
 -- Settles members of a group (the first writer of a member wins) and closes the group with its last one.
 -- ARGV: group id, service, then for each member: number, outcome, '1' if valid else '0', trajectory, event
--- Returns {known, members settled by this call, closed}.
+-- Returns {known, members settled by this call, closed}; nothing is settled in a corrupted group: {-1, 0, 0}.
 local gid, service = ARGV[1], ARGV[2]
 local group, data = P .. 'group:' .. gid, P .. 'data:' .. gid
 local state = redis.call('HMGET', group, 'phase', 'members', 'min_valid', 'left', 'valid', 'bytes', 'index', 'step')
 local phase = state[1]
-if not phase then
+if not phase and redis.call('EXISTS', group) == 0 then
   local was = redis.call('EXISTS', P .. 'closed:' .. gid)
   return {was, 0, was}
 end
-local members, left, valid, bytes = tonumber(state[2]), tonumber(state[4]), tonumber(state[5]), tonumber(state[6])
+if phase ~= 'train' and phase ~= 'eval' then return {-1, 0, 0} end
+for i = 2, 8 do
+  state[i] = whole(state[i])
+  if not state[i] then return {-1, 0, 0} end
+end
+local members, left, valid, bytes = state[2], state[4], state[5], state[6]
 
+if service == 'scheduler' then pass_when_full() end -- ends of episodes without tokens
 local settled = 0
 for i = 3, #ARGV, 5 do
   local member = ARGV[i]
@@ -32,12 +38,12 @@ if left > 0 then
   return {1, settled, 0}
 end
 
-local sent = phase == 'train' and valid >= tonumber(state[3])
+local sent = phase == 'train' and valid >= state[3]
 if sent then
   local age = redis.call('ZSCORE', P .. 'ages', gid) or state[8]
   local id = redis.call('XADD', P .. 'ready', '*', 'g', gid, 'i', state[7], 'm', members, 'n', bytes, 'v', age)
   -- By age, then by admission; exact in a double for steps below 2^21 and indices below 2^32.
-  redis.call('ZADD', P .. 'waiting', tonumber(age) * 4294967296 + tonumber(state[7]), id)
+  redis.call('ZADD', P .. 'waiting', tonumber(age) * 4294967296 + state[7], id)
   count('accepted_groups', 1)
   count('unconsumed_groups', 1)
   count('unconsumed_bytes', bytes)

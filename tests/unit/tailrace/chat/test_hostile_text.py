@@ -1,4 +1,4 @@
-"""Growing hostile text: parsers and templates take time linear in it, whatever a model or client wrote.
+"""Growing hostile text and schemas: parsers and templates take time linear in them, whoever wrote them.
 
 Texts have 60,000 characters, some 600,000. Reading the rest again at every mark or character takes
 minutes for them, a linear way some milliseconds. The limit of processor time only ends tests that would
@@ -7,7 +7,9 @@ hang.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -87,6 +89,38 @@ def test_tool_parsers_read_hostile_text(name: str) -> None:
         assert parsed.calls or parsed.malformed or parsed.content == text
 
 
+def many_paths(depth: int) -> dict[str, Any]:
+    """Schema of an integer that 2^depth ways through its definitions lead to."""
+    twice = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(depth)}
+    ends = {f"a{depth}": {"type": "integer"}}
+    return {"properties": {"x": {"$ref": "#/$defs/a0"}}, "$defs": {**twice, **ends}}
+
+
+def deep(depth: int) -> dict[str, Any]:
+    """Schema that holds an integer in so many others."""
+    inner: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        inner = {"anyOf": [inner]}
+    return {"properties": {"x": inner}}
+
+
+@pytest.mark.parametrize("parameters", [many_paths(60), deep(5000)], ids=["many paths", "deep"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("glm45", "<tool_call>f<arg_key>x</arg_key><arg_value>{}</arg_value></tool_call>"),
+        ("qwen3_coder", "<function=f><parameter=x>{}</parameter></function>"),
+    ],
+)
+def test_values_are_read_with_hostile_schemas(name: str, form: str, parameters: dict[str, Any]) -> None:
+    """A value has the schema's type, whatever the way to it; another text stays a text."""
+    tools = (ToolSchema("f", "", parameters),)
+    for text, value in (("7", 7), ("y", "y")):
+        with cpu_limit(HANG_S):
+            (call,) = TOOL_PARSERS[name].parse(form.format(text), tools).calls
+        assert json.loads(call.arguments) == {"x": value}
+
+
 @pytest.mark.parametrize("size", [MANY_CHARS, 512])
 @pytest.mark.parametrize("name", sorted(REASONING_PARSERS))
 def test_reasoning_parsers_read_hostile_text(name: str, size: int) -> None:
@@ -101,6 +135,20 @@ def test_reasoning_parsers_read_hostile_text(name: str, size: int) -> None:
             found += "".join(splitter.feed(stop.finish()))
             found += "".join(splitter.finish())
         assert len(found) <= len(text) * 2
+
+
+@pytest.mark.parametrize("begin", ["", "a", "<think>a", "<think>a</thin"])
+@pytest.mark.parametrize("name", sorted(REASONING_PARSERS))
+def test_white_space_that_arrives_character_by_character_is_read_once(name: str, begin: str) -> None:
+    """It is kept while a mark may follow, and given when none does."""
+    splitter = REASONING_PARSERS[name].splitter("")
+    with cpu_limit(HANG_S):
+        found = "".join(splitter.feed(begin))
+        for _ in range(MANY_CHARS // 2):
+            found += "".join(splitter.feed("\n"))
+        found += "".join(splitter.feed("b")) + "".join(splitter.finish())
+    whole = begin + "\n" * (MANY_CHARS // 2) + "b"
+    assert found == (whole.removeprefix("<think>") if name == "think" else whole)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)

@@ -42,6 +42,15 @@ def test_a_url_with_credentials_stays_as_it_is() -> None:
     assert Endpoints.from_env(URLS | {"TAILRACE_REDIS_URL": url}).redis_url == url
 
 
+def test_an_address_on_which_no_service_listens_is_refused_by_name() -> None:
+    with pytest.raises(
+        ConfigError, match=r"TAILRACE_ADVERTISE_HOST is fd00::7: services listen on IPv4"
+    ):
+        Endpoints.from_env(URLS | {"TAILRACE_ADVERTISE_HOST": "fd00::7"})
+    for host in ("10.1.2.3", "the-pod"):
+        Endpoints.from_env(URLS | {"TAILRACE_ADVERTISE_HOST": host})
+
+
 def test_a_pod_tells_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAILRACE_ADVERTISE_HOST", "10.1.2.3")
     assert advertised_host() == "10.1.2.3"

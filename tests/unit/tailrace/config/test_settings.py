@@ -119,6 +119,11 @@ def test_devices_are_a_list_of_numbers_or_a_range(mapping: object) -> None:
         renamed_by("actor_train.device_mapping", mapping)
 
 
+def test_a_range_of_more_gpus_than_there_are_is_refused_before_it_is_made() -> None:
+    with pytest.raises(ConfigError, match=r"99,999,999,999 GPUs in all: give at most 65,536"):
+        renamed_by("actor_train.device_mapping", "list(range(0, 99999999999))")
+
+
 def test_an_architecture_needs_the_rest_of_the_model() -> None:
     scratch = {"learner": {"from_scratch": {"tokenizer": "m:f"}}}
     content = renamed_by("actor_train.model_args.model_type", "llama", **scratch)

@@ -182,6 +182,8 @@ def test_bad_sources_are_named_with_their_key(tmp_path: Path) -> None:
         ("./sums", r"sums\.path: './sums' is neither a file"),
         ("no_module_here:rows", r"sums\.path: cannot import 'no_module_here'"),
         (f"{__name__}:raising", "data_sets_raise|raising raised KeyError"),
+        (f"{__name__}:rows_until_exit", r"rows_until_exit raised ExitError: it ended its process"),
+        (f"{__name__}:rows_of_holes", r"rows_of_holes\[0\]: key 'board': .*: use numbers"),
     ]
     for path, problem in cases:
         with pytest.raises(ConfigError, match=problem):
@@ -190,6 +192,58 @@ def test_bad_sources_are_named_with_their_key(tmp_path: Path) -> None:
 
 def raising(split: str) -> Any:
     raise KeyError(split)
+
+
+def rows_until_exit(split: str) -> Any:
+    yield {"prompt": split}
+    raise SystemExit(0)
+
+
+def rows_of_holes(split: str) -> Any:
+    board: list[Any] = []
+    for _ in range(100_000):
+        board = [board]
+    yield {"prompt": split, "board": board}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"prompt": "x", "answer": NaN}', r":1: is not valid JSON: it has NaN, Infinity or half"),
+        (r'{"prompt": "x \ud83d"}', r":1: is not valid JSON: it has NaN, Infinity or half"),
+        (f'{{"prompt": "x", "board": {"[" * 5000}{"]" * 5000}}}', r":1: is not valid JSON: .*depth"),
+        ('\ufeff{"prompt": "x"}', r":1: is not valid JSON: .*without a byte order mark"),
+    ],
+)
+def test_what_other_writers_take_for_json_is_told(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=problem):
+        load(path)
+
+
+def test_a_damaged_part_of_a_parquet_file_is_told(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="the package pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="the package pyarrow is not installed")
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"prompt": ["x" * 1000] * 1000}), path)
+    content = bytearray(path.read_bytes())
+    content[50:100] = bytes(50)
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"sums\.path: cannot read .*rows\.parquet: .*download it"):
+        load(path)
+
+
+def test_an_iterator_of_the_hub_that_breaks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
+
+    def broken(*_args: Any, **_options: Any) -> Any:
+        yield ROWS[0]
+        raise ConnectionError("reset")
+
+    monkeypatch.setattr(datasets, "load_dataset", broken)
+    with pytest.raises(ConfigError, match=r"loading 'owner/sums' .*ConnectionError: reset.*HF_HOME"):
+        load("owner/sums", options={"streaming": True})
 
 
 def dataset_of(num: int, seed: int = 1) -> Dataset:

@@ -48,6 +48,29 @@ def test_a_reply_is_the_recorded_one_however_its_arguments_are_spelled() -> None
     assert (prompt.parent_id, prompt.messages, prompt.is_fork) == ("one", (result,), False)
 
 
+def test_numbers_of_arguments_may_come_back_as_javascript_spells_them() -> None:
+    ledger = new_ledger()
+    written = '{"a": 2.0, "b": 1e2, "c": 12345678901234567890, "d": -0.0, "e": 0.1}'
+    meant = ChatMessage("assistant", "", (ToolCall("", "search", written),))
+    _, reply = say(ledger, [user("q")], meant, "one", TOOLS)
+    (made,) = reply.tool_calls
+    respelled = '{"a":2,"b":100,"c":12345678901234567000,"d":0,"e":0.1}'
+    result = ChatMessage("tool", "42", tool_call_id=made.id)
+    for arguments, is_same in ((respelled, True), (respelled.replace("0.1", "0.2"), False)):
+        theirs = ChatMessage("assistant", "", (ToolCall(made.id, "search", arguments),))
+        prompt = ledger.prepare([user("q"), theirs, result], TOOLS)
+        assert (prompt.parent_id == "one", prompt.is_fork) == (is_same, not is_same)
+
+
+def test_of_equal_replies_the_one_with_the_same_tools_is_continued() -> None:
+    ledger = new_ledger()
+    say(ledger, [user("q")], assistant("Yes."), "without")
+    _, reply = say(ledger, [user("q")], assistant("Yes."), "with", TOOLS)
+    for tools, parent in ((TOOLS, "with"), ((), "without")):
+        prompt = ledger.prepare([user("q"), reply, user("more")], tools)
+        assert (prompt.parent_id, prompt.is_fork) == (parent, False)
+
+
 @pytest.mark.parametrize(
     "edit",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from tailrace.ledger import Ledger
 from tailrace_protos.base import as_float32
@@ -141,3 +142,33 @@ def test_faults_are_those_of_replies_that_nothing_continued() -> None:
     ledger.add(node("c", "", [1], [4], finish_reason=cut))
     ledger.add(node("d", "b", [1], [4], num_malformed=1, broken_constraint="response_format"))
     assert ledger.faults == ("malformed_tool_call", "reply_cut", "response_format_not_met")
+
+
+CHOICES = (
+    node("c", "a", [1], [3]),
+    node("c-1", "a", [1], [4], choice=1),
+    node("c-2-again0", "a", [1], [5], 0.0, choice=2, broken_constraint="tool_choice"),
+    node("c-2", "a", [1], [6], choice=2),
+)
+
+
+@pytest.mark.parametrize("scope", RewardScope)
+@pytest.mark.parametrize("parent", ["a", ""])
+def test_all_choices_of_the_last_call_have_its_reward(scope: RewardScope, parent: str) -> None:
+    choices = [structs.replace(each, parent_id=parent) for each in CHOICES]
+    ledger = rewarded(1.0, node("a", "", [1], [2]), *choices)
+    found = credited(ledger, scope, 0.5)
+    own = {name: found[name] for name in ("c", "c-1", "c-2")}
+    assert own == {"c": 1.0, "c-1": 1.0, "c-2": 1.0}
+    assert found.get("a") == (0.5 if parent or scope is EPISODE else None)
+    assert found.get("c-2-again0", 0.0) == 0.0
+
+
+def test_the_last_call_is_the_first_of_its_choices() -> None:
+    ledger = rewarded(1.0, node("a", "", [1], [2]), *CHOICES)
+    assert ledger.last_call_id == "c"
+    assert ledger.messages()[-1] == ledger.messages("c")[-1]
+    assert ledger.rewards == (None, 1.0, None, 0.0, None)
+    assert ledger.set_reward(2.0).completion_id == "c"
+    places = {row.row_id: row.first_turn for row in ledger.rows(STEP)}
+    assert places == {"a": 0, "c": 1, "c-1": -1, "c-2-again0": -1, "c-2": -1}

@@ -88,7 +88,8 @@ async def _feed(call: GenerateCall, answer: Generation | ChannelError) -> None:
         )
     await asyncio.sleep(0)
     if isinstance(answer, GenerateRefusedError):
-        error = CallError(answer.code, answer.reason.partition(": ")[2], answer.retry_after_s)
+        reason = answer.reason.partition(": ")[2]
+        error = CallError(answer.code, reason, answer.retry_after_s, answer.limit_tokens)
         call.feed(TokenChunk(call.call_id, error=error))
     elif isinstance(answer, ChannelError):
         call.fail(answer.reason)

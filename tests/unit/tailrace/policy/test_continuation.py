@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,16 +17,19 @@ from tailrace.channel.errors import (
     OversizeRequestError,
 )
 from tailrace.channel.generation import Generation
+from tailrace.channel.ports import Address
 from tailrace.policy.activity import Stages
 from tailrace.policy.continuation import ContinuingPolicy
-from tailrace.sdk.policy import GenerationFailedError, OnChunk, TurnRequest
+from tailrace.sdk.policy import GenerationFailedError, OnChunk, PromptTooLongError, TurnRequest
 from tailrace_protos.base import as_int32, pack_int32
+from tailrace_protos.control import bound_source
 from tailrace_protos.episode import Lease
 from tailrace_protos.generation import (
     CallError,
     CallErrorCode,
     FinishReason,
     GenerateRequest,
+    Guide,
     SamplingParams,
     TokenChunk,
     TokenSpan,
@@ -44,8 +48,9 @@ def lost(*ids: int, version: int = 1) -> ChannelError:
     return ChannelError("s0", "server gone", generation(ids, version, reason=None))
 
 
-def refused(code: CallErrorCode) -> GenerateRefusedError:
-    return GenerateRefusedError("s0", CallError(code, "because"), generation(()))
+def refused(code: CallErrorCode, limit_tokens: int = 0) -> GenerateRefusedError:
+    error = CallError(code, "because", limit_tokens=limit_tokens)
+    return GenerateRefusedError("s0", error, generation(()))
 
 
 class World:
@@ -63,6 +68,7 @@ class World:
         turn: int = 0,
         stop: int = 99,
         on_chunk: OnChunk | None = None,
+        guide: Guide | None = None,
     ) -> Generation:
         return await self.policy.generate(
             TurnRequest(
@@ -72,6 +78,7 @@ class World:
                 "g0.1",
                 turn,
                 on_chunk,
+                guide=guide,
             )
         )
 
@@ -119,6 +126,30 @@ async def test_a_lease_granted_while_nobody_waited_any_more_is_free_too() -> Non
     assert world.placement.released == ["g0.1"]
 
 
+async def test_a_turn_that_outlives_its_episode_keeps_no_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    asked, granted, lease = asyncio.Event(), asyncio.Event(), world.placement.lease
+
+    async def late(*args: Any, **named: Any) -> Address:
+        asked.set()
+        await granted.wait()
+        return await lease(*args, **named)
+
+    monkeypatch.setattr(world.placement, "lease", late)
+    world.policy.begin("g0.1")
+    turn = asyncio.create_task(world.turn(turn=0))
+    await asked.wait()
+    world.policy.end("g0.1")
+    granted.set()
+    with pytest.raises(GenerationFailedError, match="the episode has ended"):
+        await turn
+    assert world.placement.released == ["g0.1"] * 2
+    assert not world.client.requests
+    assert not world.policy._places
+
+
 async def test_a_lost_call_goes_on_elsewhere_after_the_tokens_that_came() -> None:
     world = World(lost(7, 8, version=1), generation([9, 99], version=2))
     result = await world.turn(max_new_tokens=10)
@@ -134,6 +165,15 @@ async def test_a_lost_call_goes_on_elsewhere_after_the_tokens_that_came() -> Non
     assert second.call_id != world.client.requests[0].call_id
     assert world.placement.asked[1] == ("g0.1", "s0")
     assert world.placement.calls == [("s0", False), ("s1", True)]
+
+
+async def test_tokens_that_a_guide_bound_are_marked_on_each_server() -> None:
+    world = World(lost(7, 8), generation([9, 99]))
+    result = await world.turn(guide=Guide(json_schema="{}"))
+    assert result.spans == (
+        TokenSpan(1, bound_source("s0"), 2),
+        TokenSpan(1, bound_source("s1"), 2),
+    )
 
 
 async def test_tokens_are_passed_on_as_they_come() -> None:
@@ -226,6 +266,23 @@ async def test_an_invalid_request_is_not_tried_again() -> None:
         await world.turn()
     assert len(world.client.requests) == 1
     assert world.placement.calls == []
+
+
+async def test_a_prompt_without_room_in_the_engine_is_told_with_the_limit_and_is_nobodys_fault() -> (
+    None
+):
+    world = World(refused(CallErrorCode.TOO_LONG, 3))
+    with pytest.raises(PromptTooLongError) as caught:
+        await world.turn()
+    assert (caught.value.num_prompt, caught.value.limit_tokens) == (3, 3)
+    assert world.placement.calls == []
+
+
+async def test_a_reply_that_fills_the_next_servers_longest_sequence_ends_there() -> None:
+    world = World(lost(7, 8), refused(CallErrorCode.TOO_LONG, 5))
+    result = await world.turn(max_new_tokens=10)
+    assert result.token_ids.tolist() == [7, 8]
+    assert result.finish_reason is FinishReason.LENGTH
 
 
 async def test_a_request_too_large_for_the_channel_is_not_tried_again() -> None:

@@ -84,7 +84,7 @@ async def test_a_cancellation_that_nobody_ordered_is_a_failure_and_its_loop_begi
         await other
 
     tasks.loop("loop", awaits_a_cancelled_task)
-    await asyncio.wait_for(again.wait(), 5)
+    await asyncio.wait_for(again.wait(), 60)
     await tasks.end()
 
 

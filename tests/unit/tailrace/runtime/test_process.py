@@ -102,5 +102,5 @@ def test_the_watchdog_of_the_event_loop_ends_with_the_service(experiment: str) -
     assert run_service(build_stopped, ["--config", experiment]) == 0
     watching = [thread for thread in threading.enumerate() if thread.name == "loop watchdog"]
     for thread in watching:
-        thread.join(2)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in watching)

@@ -19,7 +19,7 @@ class SlowLog:
 
     def error(self, *_: object, **__: object) -> None:
         self._leave.set()
-        assert self._left.wait(10)
+        assert self._left.wait(60)
 
 
 def test_code_that_ended_while_it_was_logged_is_not_interrupted(
@@ -30,23 +30,23 @@ def test_code_that_ended_while_it_was_logged_is_not_interrupted(
 
     def holds() -> None:
         entered.set()
-        leave.wait(10)
+        leave.wait(60)
 
     def run() -> None:
         try:
             holds()
             left.set()
-            end.wait(10)
+            end.wait(60)
         except LoopBlockedError as error:
             interrupted.append(error)
 
     loop = threading.Thread(target=run)
     loop.start()
-    assert entered.wait(10)
+    assert entered.wait(60)
     watching = LoopWatchdog(1.0, (holds.__code__,))
     watching._loop_thread = loop.ident or 0
     monkeypatch.setattr(watchdog, "log", SlowLog(leave, left))
     watching._alarm(1.0)
     end.set()
-    loop.join(10)
+    loop.join(60)
     assert interrupted == []

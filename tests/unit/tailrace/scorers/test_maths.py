@@ -12,6 +12,7 @@ import pytest
 
 from tailrace.scorers import aime, final_answer, gsm8k, is_equal, math, maths
 from tailrace.scorers.answers import NoTruthError, without_thoughts
+from tailrace.scorers.registry import check_truth
 
 pytest.importorskip("math_verify", reason="the package math-verify is not installed")
 
@@ -88,6 +89,10 @@ EQUAL = [
     ("2√3", r"2\sqrt{3}"),
     ("x² + 2·x", "x^2+2x"),
     (r"\frac{10!}{5!5!}", "252"),
+    (r"\textbf{(C)}\ 5", "C"),
+    ("(C)", r"\textbf{(C)}\ 5"),
+    (r"\textbf{(C) } \frac{1}{2}", "0.5"),
+    (r"\text{(C)}\qquad 5", r"\textbf{(C)}\ 5"),
 ]
 
 DIFFERENT = [
@@ -117,6 +122,9 @@ DIFFERENT = [
     (r"\mathrm{5}^2", "5"),
     ("101_2", "101_3"),
     ("x=5", "y=5"),
+    (r"\textbf{(B)}\ 5", r"\textbf{(C)}\ 7"),
+    (r"\textbf{(B)}\ 5", "C"),
+    (r"\textbf{(B)}\ 5", "7"),
     ("(1,000)", "1000"),
     ("", "3"),
 ]
@@ -202,6 +210,15 @@ def test_other_threads_compare_without_signals() -> None:
         ("Answer: About a Boy", "About a Boy"),
         ("The answers are 3 and 4. Done.", "3 and 4"),
         ("Answer: St. Louis. It lies at a river.", "St. Louis"),
+        ("The answer is J. K. Rowling. She wrote it.", "J. K. Rowling"),
+        ("The answer is George W. Bush. He won.", "George W. Bush"),
+        ("The answer is the U.S. Army. It", "the U.S. Army"),
+        ("Answer: Sgt. Pepper", "Sgt. Pepper"),
+        ("Answer: No. 1", "No. 1"),
+        ("Answer: No. The dog sleeps.", "No"),
+        ("The answer is B. The dog barks.", "B"),
+        ("The answer is World War I. It began in 1914.", "World War I"),
+        ("The answer is:\n\n**Paris**", "Paris"),
         ("no idea", None),
     ],
 )
@@ -271,3 +288,12 @@ def test_a_truth_without_a_number_is_an_error_not_a_zero(truth: object) -> None:
     for scorer in (maths.gsm8k, maths.aime):
         with pytest.raises(NoTruthError, match="has no number"):
             scorer("\\boxed{2}", truth)
+
+
+def test_a_solution_without_its_answer_is_an_error_not_a_zero() -> None:
+    solution = "We add the numbers. " * 30
+    row = {"data_source": "math", "solution": solution}
+    for read in (lambda: math("\\boxed{2}", solution), lambda: check_truth("math", row)):
+        with pytest.raises(NoTruthError, match=r"599 characters and no \\boxed: name the column"):
+            read()
+    assert math("\\boxed{2}", [solution, "2"]) == math("\\boxed{2}", solution + r"\boxed{2}") == 1.0

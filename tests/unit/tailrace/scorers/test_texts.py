@@ -55,6 +55,12 @@ def test_scorers_that_are_functions_can_be_imported_by_their_names() -> None:
         ("A capital", 0.0),
         ("Answer: not B", 0.0),
         ("Answer: not A, it is B", 1.0),
+        ("(b)", 1.0),
+        ("Answer: b) Paris", 1.0),
+        ("The correct option is (b)", 1.0),
+        ("I take Option B because A is wrong", 1.0),
+        ("(a) and (b)", 0.0),
+        ("b) or a)", 0.0),
         ("", 0.0),
     ],
 )
@@ -65,9 +71,33 @@ def test_one_choice_is_read(reply: str, score: float) -> None:
     assert mcq("B", "B") == 1.0
 
 
+def test_a_letter_is_no_option_of_that_text() -> None:
+    articles = {"choices": ["the", "a", "an", "-"]}
+    assert [mcq(said, "A", articles) for said in ("A", "Answer: a", "the")] == [1.0, 0.0, 1.0]
+    assert mcq("Answer: -", "D", articles) == 1.0
+
+
 def test_a_truth_that_is_no_option_is_an_error_not_a_zero() -> None:
     with pytest.raises(ValueError, match="none of the options"):
         mcq("B", "Madrid", CHOICES)
+
+
+@pytest.mark.parametrize(
+    ("said", "truth"),
+    [
+        ("O\u2019Neill", "O'Neill"),
+        ("\u201cParis\u201d", "Paris"),
+        ("1914\u20131918", "1914-1918"),
+        ("Beyonce\u0301", "Beyonc\u00e9"),
+        ("\u300c\u6771\u4eac\u300d", "\u6771\u4eac"),
+        ("A", "A"),
+        ("the the", "The The"),
+        ("!!!", "!!!"),
+    ],
+)
+def test_signs_of_all_scripts_and_answers_of_signs_alone_are_read(said: str, truth: str) -> None:
+    assert em(f"Answer: {said}", truth) == f1(f"Answer: {said}", truth) == 1.0
+    assert em("Answer: ?", truth) == em("Answer: an", truth) == 0.0
 
 
 def test_short_answers_are_compared_as_squad_does() -> None:
@@ -158,6 +188,13 @@ FUNCTION_ROW = {
         "ground_truth": {"fn_name": "add", "inputs": [[1, 2], "3\n4"], "outputs": [3, "7"]}
     }
 }
+SOLUTION = """from __future__ import annotations
+class Solution:
+    @lru_cache
+    def add(self, a: List[int], b: Optional[int]) -> int:
+        return reduce(operator.add, deque([a, b])) + 0 * Counter()[inf]
+"""
+GCD_ROW = {"tests": {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]}}
 ASSERT_ROW = {"test_list": ["assert add(1, 2) == 3", "assert add(3, 4) == 7"]}
 HUMANEVAL_ROW = {
     "prompt": "import math\n\ndef add(a, b):\n",
@@ -174,6 +211,14 @@ HUMANEVAL_ROW = {
         (FUNCTION_ROW, "def add(a, b):\n    return a + b", [True, True]),
         (FUNCTION_ROW, "class Solution:\n    def add(self, a, b):\n        return a + b", [True, True]),
         (FUNCTION_ROW, "def add(a, b):\n    return 3", [True, False]),
+        (FUNCTION_ROW, SOLUTION, [True, True]),
+        (GCD_ROW, "pass", [False]),
+        (GCD_ROW, "import math\ngcd = math.gcd", [True]),
+        (
+            IO_ROW,
+            "from __future__ import annotations\nprint(floor(sum(map(int, input().split()))))",
+            [True, True],
+        ),
         (ASSERT_ROW, "def add(a, b):\n    return a + b", [True, True]),
         (ASSERT_ROW, "def add(a, b):\n    return 3", [True, False]),
         (HUMANEVAL_ROW, "    return a + b", [True]),
@@ -212,6 +257,8 @@ def test_the_last_program_of_a_reply_counts_and_truths_stay_outside() -> None:
     assert program_of("```python\na\n```\nor\n```py\nb\n```") == "b\n"
     assert program_of("```json\n{}\n```") == program_of("```\nnot closed") == ""
     assert program_of("print(1)") == "print(1)"
+    assert program_of("```python\na\n```\nprints\n```\n3\n```") == "a\n"
+    assert program_of("```\na\n```\nor\n```\nb\n```") == "b\n"
     assert program_of("1. So:\n\n   ```python\n   if x:\n       y\n   ```") == "if x:\n    y\n"
     assert program_of("So: ```\n    return 1\n```") == "    return 1\n"
     for test in program_tests("print(1)", {**FUNCTION_ROW}, 10):
@@ -228,6 +275,14 @@ def test_the_last_program_of_a_reply_counts_and_truths_stay_outside() -> None:
 def test_tests_of_no_known_form_are_named(tests: Any) -> None:
     with pytest.raises(NoTruthError, match=r"neither \{inputs, outputs\} of one length nor a list"):
         program_tests("x", {"tests": tests}, 10)
+
+
+def test_a_whole_number_may_be_written_as_a_float() -> None:
+    test = ProgramTest("", "", "3\n-10 x", is_text=True)
+    assert test.passes("3.0\n-10.00 x\n")
+    assert not test.passes("3.5\n-10 x")
+    assert not test.passes("3.0.0\n-10 x")
+    assert not test.passes("3\n-10 x.0")
 
 
 def test_blank_lines_of_an_output_do_not_count() -> None:

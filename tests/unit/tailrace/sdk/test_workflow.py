@@ -47,6 +47,7 @@ async def test_a_dict_holds_rewards_by_completion_id() -> None:
         ("0.5", "returned str"),
         (float("nan"), "returned nan: rewards must be finite"),
         (10**400, "returned inf: rewards must be finite"),
+        (-1e13, "returned -10000000000000.0: rewards must be finite, up to 1e+12"),
         ({"c1": float("inf")}, "returned inf"),
         ({}, "returned an empty dict"),
         ({"c1": "1"}, "returned a dict of str to str"),
@@ -87,6 +88,11 @@ async def test_the_end_of_a_failed_policy_can_be_sent(reward: Any) -> None:
     end = await end_of(PolicyFailureError(ValueError("lost"), reward))  # type: ignore[arg-type]
     wanted = WorkflowEnd(Outcome.POLICY_FAILURE, "lost", {"": float(reward)})
     assert decode(encode(end), WorkflowEnd) == wanted
+
+
+async def test_a_reason_with_half_a_character_can_be_sent() -> None:
+    end = await end_of(PolicyFailureError("half \ud800"))
+    assert decode(encode(end), WorkflowEnd).reason == "half ?"
 
 
 async def test_the_reason_names_the_line_that_raised() -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tailrace.store.errors import StoreUnavailableError
 from tailrace.store.pipeline import Deadlines
 
 
@@ -35,3 +36,8 @@ async def test_nothing_fails_after_closing() -> None:
     asyncio.get_running_loop().call_later(0.01, done.set_result, None)
     await done
     assert not answer.done()
+
+
+@pytest.mark.parametrize(("waited_s", "told"), [(0.25, "0.25 s"), (5.0, "5 s"), (300.012, "300 s")])
+def test_the_error_says_how_long_it_waited(waited_s: float, told: str) -> None:
+    assert f"did not answer for {told}" in str(StoreUnavailableError("redis://h", waited_s, "away"))

@@ -79,3 +79,13 @@ def test_a_trajectory_with_rows_and_its_tasks_row_cross_the_wire_unchanged() -> 
     assert received == sent
     assert received.task.row == {"answer": "42"}
     assert received.task.ordinal == 7
+
+
+def test_an_event_fits_into_a_message_whatever_the_reason_of_an_episode_is() -> None:
+    task, reason = EnvTask("rows", 1), "\N{GRINNING FACE}" * 500_000
+    ended = Trajectory(
+        "g.1", "g", 1, 0, "train", task, Outcome.INFRA_FAILURE, reason, 0.0, {}, 1.0, 2.0
+    )
+    event = settled_event(ended)
+    assert reason.startswith(event.reason)
+    assert 1000 < len(encode(event)) < 512 * 1024

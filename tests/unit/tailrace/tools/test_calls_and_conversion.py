@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import pytest
 
 from tailrace.sdk.tool import ArgumentsError, Tool, ToolOffer
@@ -91,6 +93,26 @@ def test_a_schema_is_checked_when_it_is_offered_and_names_every_fault_of_a_call(
         str(caught.value)
         == "'1' is not of type 'integer' - at `a`; 'z' is not one of ['x', 'y'] - at `b`"
     )
-    broken = ToolOffer.of(Picky, parameters={"type": "object", "properties": 3})
-    with pytest.raises(ValueError, match="are not a JSON Schema"):
-        checker(broken)
+    nested: dict[str, Any] = {}
+    for _ in range(2000):
+        nested = {"not": nested}
+    for parameters, reason in (({"properties": 3}, "3 is not"), (nested, "nested too deeply")):
+        broken = ToolOffer.of(Picky, parameters={"type": "object", **parameters})
+        with pytest.raises(ValueError, match=f"'picky': parameters are not a JSON Schema: {reason}"):
+            checker(broken)
+
+
+@pytest.mark.parametrize("text", ["a" * 40 + "!", 0], ids=["pattern", "many paths"])
+def test_a_check_of_arguments_ends(text: object) -> None:
+    """A pattern with many ways to match, or definitions with 2^40 ways to the last."""
+    paths: dict[str, Any] = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)}
+
+    class Slow(Tool):
+        name = "slow"
+        parameters: ClassVar[dict[str, Any]] = {
+            "properties": {"x": {"$ref": "#/$defs/a0"}},
+            "$defs": {**paths, "a40": {"type": "string", "pattern": "^(a|a?)+$"}},
+        }
+
+    with pytest.raises(ArgumentsError, match="check by the schema takes more than"):
+        checker(ToolOffer.of(Slow))({"x": text})

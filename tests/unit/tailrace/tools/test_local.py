@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from typing import Any, ClassVar
 
@@ -54,27 +55,47 @@ async def test_state_lives_as_long_as_the_episode() -> None:
     assert Memory.log == ["create e1", "create e2", "release", "release"]
 
 
+class Slow(Memory):
+    """Its release takes until `may_end`."""
+
+    name = "slow"
+    began: ClassVar[asyncio.Event]
+    may_end: ClassVar[asyncio.Event]
+
+    async def release(self) -> None:
+        self.began.set()
+        await self.may_end.wait()
+        self.log.append("release")
+
+
+async def test_a_release_ends_although_its_caller_goes_and_the_tools_close() -> None:
+    Memory.log.clear()
+    Slow.began, Slow.may_end = asyncio.Event(), asyncio.Event()
+    tools = LocalTools([Slow])
+    episode = tools.session("e1", ["slow"])
+    await episode.call(ToolCall("c", "slow", '{"item": "a"}'))
+    releasing = asyncio.create_task(episode.release())
+    await Slow.began.wait()
+    releasing.cancel()
+    await asyncio.wait({releasing})
+    closing = asyncio.create_task(tools.close())
+    asyncio.get_running_loop().call_soon(Slow.may_end.set)
+    await closing
+    assert Memory.log == ["create e1", "release"]
+
+
 async def test_functions_that_block_run_beside_each_other() -> None:
-    tools = LocalTools([block])
-    running = 0
-    most = 0
+    meeting = threading.Barrier(32)
 
     @tool
     def meet() -> str:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        deadline_s = time.monotonic() + 10
-        while most < 32 and time.monotonic() < deadline_s:
-            time.sleep(0.001)
-        running -= 1
+        meeting.wait(60)
         return "met"
 
     tools = LocalTools([meet])
     sessions = [tools.session(f"e{n}", ["meet"]) for n in range(32)]
     results = await asyncio.gather(*(s.call(ToolCall("c", "meet", "{}")) for s in sessions))
     assert {result.content for result in results} == {"met"}
-    assert most == 32
 
 
 OUTPUTS: list[tuple[Any, str]] = [

@@ -67,7 +67,9 @@ def test_a_chain_of_deltas_gives_the_last_version() -> None:
     for (before, old), (after, new) in itertools.pairwise(versions):
         delta, payload = encode_delta(before, after, old, new)
         chain.append((delta, memoryview(payload)))
-    assert bytes(apply_deltas(versions[-1][0], chain, versions[0][1])) == bytes(versions[-1][1])
+    built = apply_deltas(versions[-1][0], chain, versions[0][1])
+    assert bytes(built) == bytes(versions[-1][1])
+    assert not isinstance(built.obj, bytearray)  # it would be copied under Python's lock
 
 
 def test_few_changes_take_few_bytes() -> None:
@@ -108,6 +110,17 @@ def test_a_wrong_payload_or_baseline_is_an_error_that_names_the_tensor(spoil: st
         old_bytes = version(1, bits(4000, 2, 5))[1]
     with pytest.raises(ChecksumError, match=r"w0|number 0"):
         apply_deltas(after, [(delta, memoryview(spoiled))], old_bytes)
+
+
+def test_a_damaged_size_in_a_payload_is_an_error_before_its_memory_is_taken() -> None:
+    old = bits(4000, 2, 0)
+    before, old_bytes = version(1, old)
+    after, new_bytes = version(2, old ^ 1)
+    delta, payload = encode_delta(before, after, old_bytes, new_bytes)
+    magic, frame = payload[:4], bytes([0xE0])  # a size of eight bytes follows
+    spoiled = magic + frame + (1 << 62).to_bytes(8, "little") + payload[5:]
+    with pytest.raises(ChecksumError, match="w0"):
+        apply_deltas(after, [(delta, memoryview(spoiled)[: delta.num_bytes])], old_bytes)
 
 
 def test_versions_of_other_tensors_have_no_delta() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ pytest.importorskip("langgraph", reason="the package langgraph is not installed"
 
 from langgraph.graph import START, MessagesState, StateGraph
 
-from tailrace.sdk.langchain import LangGraphAgentLoop
+from tailrace.sdk.langchain import LangGraphAgentLoop, loop
 
 
 class Plain(LangGraphAgentLoop):
@@ -38,16 +40,45 @@ async def test_a_plain_node_asks_the_model_from_its_thread() -> None:
     assert (result.outcome, result.transcript.turn_rewards) == (Outcome.OK, (0.5,))
 
 
-async def test_the_call_of_a_thread_ends_with_its_episode() -> None:
-    ended = asyncio.Event()
+class Endless:
+    """A reply that never comes; the time of its episode is over as it is asked for."""
 
-    async def never() -> str:
+    def __init__(self, jump_ahead: Callable[[float], None]) -> None:
+        self.ended = asyncio.Event()
+        self._jump_ahead = jump_ahead
+
+    async def __call__(self) -> str:
+        self._jump_ahead(61.0)
         try:
             await asyncio.Event().wait()
         finally:
-            ended.set()
+            self.ended.set()
         return ""
 
-    result = await play(Plain, ChatPolicy(never), deadline_s=0.3)
+
+async def test_the_call_of_a_thread_ends_with_its_episode(
+    jump_ahead: Callable[[float], None],
+) -> None:
+    endless = Endless(jump_ahead)
+    result = await play(Plain, ChatPolicy(endless), deadline_s=60.0)
     assert result.outcome is Outcome.TIMEOUT
-    await asyncio.wait_for(ended.wait(), 10)
+    await endless.ended.wait()
+
+
+async def test_a_call_that_the_end_of_its_episode_overtakes_ends_too(
+    jump_ahead: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless, is_over = Endless(jump_ahead), threading.Event()
+    hand_over = asyncio.run_coroutine_threadsafe
+
+    def late(*args: Any) -> Any:
+        """Returns, in the node's thread, only after the end of the episode."""
+        call = hand_over(*args)
+        is_over.wait(60.0)
+        return call
+
+    monkeypatch.setattr(loop.asyncio, "run_coroutine_threadsafe", late)
+    result = await play(Plain, ChatPolicy(endless), deadline_s=60.0)
+    assert result.outcome is Outcome.TIMEOUT
+    is_over.set()
+    await endless.ended.wait()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from tailrace.data import DatasetEntry
 from tailrace.policy import Stages
 from tailrace.sdk import AgentLoop, EpisodeOverError, GenerationFailedError, Tool, tool
 from tailrace.sdk.agent_loop import EpisodeEnd
+from tailrace.sdk.policy import PromptTooLongError
 from tailrace.tools import LocalTools
 from tailrace_agents.adapters.player_factory import PlayerFactory
 from tailrace_agents.config import AgentsConfig, LoopArgs
@@ -23,7 +26,7 @@ from tailrace_agents.core.episode import EpisodeHandedBackError, EpisodeResult
 from tailrace_agents.core.loops import SingleTurnLoop, ToolAgentLoop, agent_loops, unknown_loop
 from tailrace_agents.core.token_policy import TokenModel
 from tailrace_agents.ports import EpisodeTakenError, NoJournal
-from tailrace_protos.base import as_float32, as_int32, as_uint8
+from tailrace_protos.base import as_float32, as_int32, as_uint8, encode
 from tailrace_protos.chat import ChatMessage, ToolCall
 from tailrace_protos.episode import OVER_BUDGET, Outcome
 from tailrace_protos.generation import SamplingParams
@@ -202,6 +205,19 @@ async def test_a_call_that_may_sample_no_token_is_the_loops_error(
     assert policy.budgets == []
 
 
+async def test_a_call_that_an_empty_text_stops_is_the_loops_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def asks(policy: Any) -> Any:
+        await policy.complete([user("y")], sampling=SamplingParams(stop=("\n", "")))
+
+    monkeypatch.setattr(Odd, "end", asks)
+    result = await play(Odd, policy := ChatPolicy("a", "b"))
+    assert result.outcome is Outcome.INFRA_FAILURE
+    assert "sampling.stop holds an empty text" in result.reason
+    assert len(policy.budgets) == 1
+
+
 class Raises(AgentLoop):
     error: Exception = RuntimeError("lost")
 
@@ -248,6 +264,67 @@ async def test_a_loop_that_returns_something_else_is_told_what_to_return(made: A
     assert "Returns.run returned" in result.reason
 
 
+class Odd(AgentLoop):
+    """Ends as the test says."""
+
+    end: Any = None
+
+    async def run(self, row: dict[str, Any], policy: Any) -> Any:
+        await policy.chat([user("x")])
+        return await type(self).end(policy)
+
+
+async def _cancelled(_policy: Any) -> Any:
+    raise asyncio.CancelledError
+
+
+async def _exits(_policy: Any) -> Any:
+    raise SystemExit(3)
+
+
+def _ends(make: Any) -> Any:
+    async def end(policy: Any) -> Any:
+        return make(policy)
+
+    return end
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (
+            _ends(lambda policy: policy.finish(1.0, {"speed": None})),
+            "metric 'speed' the value NoneType",
+        ),
+        (_ends(lambda policy: policy.finish(1.0, {"speed": "fast"})), "metric 'speed' the value str"),
+        (_ends(lambda policy: policy.finish(1.0, {"speed": 10**400})), "speed is inf"),
+        (_ends(lambda policy: policy.finish(1.0, ["speed"])), "metrics of list"),
+        (_ends(lambda _policy: EpisodeEnd("ok")), "outcome 'ok'"),  # type: ignore[arg-type]
+        (_ends(lambda policy: policy.set_reward(None)), "set_reward got NoneType: give a number"),
+        (_ends(lambda policy: policy.set_reward(float("nan"))), "set_reward got nan"),
+        (_ends(lambda policy: policy.finish("1")), "set_episode_reward got str: give a number"),
+        (_ends(lambda policy: policy.finish(float("inf"))), "set_episode_reward got inf"),
+        (_cancelled, "the played code cancelled itself"),
+        (_exits, "the played code tried to end its process: SystemExit(3)"),
+    ],
+)
+async def test_an_end_that_cannot_be_settled_is_told(
+    end: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Odd, "end", end)
+    result = await play(Odd, ChatPolicy("a"))
+    assert result.outcome is Outcome.INFRA_FAILURE
+    assert said in result.reason
+
+
+async def test_metrics_of_numpy_and_of_odd_names_can_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = {"speed": np.float32(0.5), "won": np.bool_(True), 3: 2, "\ud800": 1.0}
+    monkeypatch.setattr(Odd, "end", _ends(lambda policy: policy.finish(1.0, metrics)))
+    result = await play(Odd, ChatPolicy("a"))
+    assert msgspec.msgpack.decode(encode(result.metrics), type=dict[str, float]) == result.metrics
+    assert {"speed": 0.5, "won": 1.0, "3": 2.0}.items() <= result.metrics.items()
+
+
 class Idle(AgentLoop):
     async def run(self, row: dict[str, Any], policy: Any) -> Any:
         return policy.finish(1.0) if row.get("rewarded") else policy.finish()
@@ -292,13 +369,15 @@ class Stubborn(AgentLoop):
         return policy.finish(1.0)
 
 
-async def never() -> str:
-    await asyncio.Event().wait()
-    return ""
+async def test_an_episode_beyond_its_deadline_times_out_whatever_its_loop_says(
+    jump_ahead: Callable[[float], None],
+) -> None:
+    async def never() -> str:
+        jump_ahead(61.0)
+        await asyncio.Event().wait()
+        return ""
 
-
-async def test_an_episode_beyond_its_deadline_times_out_whatever_its_loop_says() -> None:
-    result = await play(Stubborn, ChatPolicy("a", never), deadline_s=0.2)
+    result = await play(Stubborn, ChatPolicy("a", never), deadline_s=60.0)
     assert result.outcome is Outcome.TIMEOUT
     assert result.transcript.num_turns == 1
 
@@ -346,6 +425,22 @@ async def test_a_failed_generation_cannot_be_hidden_by_the_loop() -> None:
     result = await play(Stubborn, ChatPolicy("a", failed))
     assert result.outcome is Outcome.INFRA_FAILURE
     assert "server gone" in result.reason
+
+
+class Talkative(AgentLoop):
+    """Asks for ever."""
+
+    async def run(self, row: dict[str, Any], policy: Any) -> Any:
+        while True:
+            await policy.chat([user("x")])
+
+
+async def test_a_loop_that_outgrows_the_engine_is_a_policy_failure_with_its_turns() -> None:
+    result = await play(Talkative, ChatPolicy("a", PromptTooLongError("g0.0.1", 70, 64)))
+    assert result.outcome is Outcome.POLICY_FAILURE
+    assert result.metrics[OVER_BUDGET] == 1.0
+    assert "engine_length: the prompt has 70 tokens" in result.reason
+    assert result.transcript.num_turns == 1
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])

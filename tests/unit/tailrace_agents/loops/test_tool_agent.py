@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from tailrace.sdk import Tool, ToolUnavailableError, tool
+from tailrace.sdk import Tool, ToolOutput, ToolUnavailableError, tool
 from tailrace_agents.config import LoopArgs
 from tailrace_agents.core.loops import SingleTurnLoop, ToolAgentLoop
 from tailrace_protos.base import as_int32, as_uint8
@@ -53,6 +53,19 @@ async def test_a_reply_that_its_limit_cut_is_not_taken_for_a_finished_one() -> N
     assert result.messages[-1].content == "For"
 
 
+@tool
+def judge(text: str) -> ToolOutput:
+    """Judge."""
+    return ToolOutput("heard", metrics={"success": float(text == "hi"), "num_letters": len(text)})
+
+
+async def test_the_newest_success_that_a_tool_tells_counts_and_other_metrics_are_summed() -> None:
+    said = [calls(("judge", {"text": text})) for text in ("hello", "hi", "hi")]
+    result = await play(ToolAgentLoop, ChatPolicy(*said, "Done."), [judge])
+    assert (result.outcome, result.reason) == (Outcome.OK, "")
+    assert (result.metrics["success"], result.metrics["num_letters"]) == (1.0, 9.0)
+
+
 async def test_a_tools_answer_is_appended_to_all_tokens_so_far() -> None:
     policy = ChatPolicy(calls(say("hi"), text="Wait. "), "It said hi.")
     result = await play(ToolAgentLoop, policy, [echo])
@@ -91,7 +104,7 @@ async def test_blocking_tools_do_not_make_episodes_wait_for_each_other() -> None
     @tool
     def block() -> str:
         """Wait in a thread until all episodes are here."""
-        together.wait(timeout=20)
+        together.wait(timeout=60)
         return "here"
 
     async with asyncio.TaskGroup() as group:
@@ -161,7 +174,7 @@ async def test_a_tools_object_is_released_when_the_episode_is_cancelled(
     playing = asyncio.create_task(
         play(ToolAgentLoop, ChatPolicy(calls(("count", {})), never), [Counter])
     )
-    await asyncio.wait_for(asked_again.wait(), 10)
+    await asyncio.wait_for(asked_again.wait(), 60)
     playing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await playing

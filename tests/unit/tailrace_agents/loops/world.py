@@ -53,7 +53,7 @@ LIMITS = LoopLimits(
     max_turns=8,
     wall_clock_s=0.0,
     max_tool_s=30.0,
-    tool_timeout_s=10.0,
+    tool_timeout_s=60,
     max_tool_output_chars=0,
 )
 

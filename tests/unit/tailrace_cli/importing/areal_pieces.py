@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 PIECES: list[tuple[str, dict[str, Any]]] = [
+    ("{gconfig: {stop: </answer>}}", {"agents.generating_args.stop": ["</answer>"]}),
+    ("{gconfig: {stop: [a, b]}}", {"agents.generating_args.stop": ["a", "b"]}),
     (
         "{actor: {reward_norm: {mean_level: group, std_level: none}, use_decoupled_loss: false, "
         "eps_clip: 0.2, eps_clip_higher: 0.28}}",
@@ -158,9 +160,85 @@ PIECES: list[tuple[str, dict[str, Any]]] = [
             "learner.critic.training_args.optimizer": "sgd",
         },
     ),
+    (
+        "{gconfig: {n_samples: 4, max_new_tokens: 9000, temperature: 0.9, top_p: 0.8, top_k: 30}}",
+        {
+            "group_size": 4,
+            "scheduler.eval_group_size": None,
+            "learner.temperature": 0.9,
+            "agents.generating_args": {
+                "max_new_tokens": 9000,
+                "temperature": 0.9,
+                "top_p": 0.8,
+                "top_k": 30,
+            },
+            "agents.eval_generating_args": {
+                "max_new_tokens": 9000,
+                "temperature": 0.9,
+                "top_p": 0.8,
+                "top_k": 30,
+            },
+        },
+    ),
+    (
+        "{gconfig: {n_samples: 4, temperature: 0.9, top_p: 0.8}, eval_gconfig: {n_samples: 2, "
+        "temperature: 0.6, max_new_tokens: 50}}",
+        {
+            "group_size": 4,
+            "scheduler.eval_group_size": 2,
+            "agents.generating_args": {"temperature": 0.9, "top_p": 0.8},
+            "agents.eval_generating_args": {"temperature": 0.6, "max_new_tokens": 50},
+        },
+    ),
+    (
+        "{actor: {m2_threshold: 0.05, eps_clip: 0.0, use_decoupled_loss: true}}",
+        {
+            "learner.loss": "m2po",
+            "learner.m2_threshold": 0.05,
+            "learner.behaviour_correction": "none",
+            "learner.pg_clip": None,
+        },
+    ),
+    (
+        "{actor: {use_sapo_loss: true, sapo_tau_pos: 2, sapo_tau_neg: 3}}",
+        {"learner.loss": "sapo", "learner.sapo_tau": 2.0, "learner.sapo_tau_negative": 3.0},
+    ),
+    (
+        "{actor: {importance_sampling_level: sequence}}",
+        {"learner.loss": "gspo", "learner.gspo_clip": 0.2, "learner.gspo_clip_high": 0.2},
+    ),
+    (
+        "{gconfig: {max_new_tokens: 100}, actor: {overlong_reward_penalty: true, overlong_tokens: 20, "
+        "overlong_penalty_factor: 1.0}}",
+        {"learner.overlong_max_tokens": 100, "learner.overlong_buffer_tokens": 20},
+    ),
+    (
+        "{actor: {use_lora: true, lora_rank: 8, lora_alpha: 4, target_modules: [linear_qkv], "
+        "peft_type: lora}}",
+        {
+            "learner.lora": {
+                "r": 8,
+                "alpha": 4.0,
+                "target_modules": ["q_proj", "k_proj", "v_proj"],
+            }
+        },
+    ),
+    (
+        "{actor: {use_lora: true}}",
+        {"learner.lora": {"r": 32, "alpha": 16.0, "target_modules": ["all-linear"]}},
+    ),
+    (
+        "{actor: {backend: 'archon:d2'}}",
+        {"learner.strategy_args": {"num_ranks": 2, "strategy_name": "fsdp2"}},
+    ),
 ]
 
 UNMAPPED: list[tuple[str, str, str]] = [
+    (
+        "{rollout: {max_concurrent_rollouts: many}, gconfig: {n_samples: 100000000}}",
+        "rollout.max_concurrent_rollouts",
+        "a whole number from 1 on, found 'many'",
+    ),
     ("{allocation_mode: 'sglang:d2+d2t2'}", "allocation_mode", "has one device"),
     ("{allocation_mode: 'sglang:d2+megatron:d2p2'}", "allocation_mode", "has one device"),
     ("{allocation_mode: anything}", "allocation_mode", "like sglang:d4"),
@@ -192,7 +270,7 @@ UNMAPPED: list[tuple[str, str, str]] = [
     ),
     ("{valid_dataset: {batch_size: 8}}", "valid_dataset.batch_size", "scheduler.eval_groups"),
     ("{actor: {backend: 'fsdp:d2t2'}}", "actor.backend", "has one device"),
-    ("{actor: {backend: 'archon:d2'}}", "actor.backend", "is none of"),
+    ("{actor: {backend: 'dtensor:d2'}}", "actor.backend", "is none of"),
     ("{rollout: {backend: sglang}}", "rollout.backend", "sglang:d4"),
     ("{actor: {backend: 'fsdp:d2'}, ref: {backend: 'fsdp:d1'}}", "ref.backend", "ranks"),
     (
@@ -206,10 +284,27 @@ UNMAPPED: list[tuple[str, str, str]] = [
         "groups_per_step is 3 by another setting",
     ),
     ("{gconfig: {top_k: many}}", "gconfig.top_k", "many"),
+    (
+        "{actor: {m2_threshold: 0.05, use_decoupled_loss: true, rejection_sampling: {upper: 5.0}}}",
+        "actor.rejection_sampling",
+        "m2po leaves tokens out itself",
+    ),
+    (
+        "{actor: {overlong_reward_penalty: true}}",
+        "actor.overlong_reward_penalty",
+        "needs actor.overlong_tokens",
+    ),
+    ("{eval_gconfig: {greedy: true}}", "eval_gconfig.greedy", "set the temperature to 0"),
 ]
 
 IDLE: list[tuple[str, str, str]] = [
     ("{actor: {behav_imp_weight_cap: 5}}", "behav_imp_weight_cap", "use_decoupled_loss is off"),
     ("{actor: {kl_ctl: 0.0, kl_estimator: k1}}", "actor.kl_estimator", "has no weight"),
     ("{actor: {path: p}, ref: {path: r}}", "ref.path", "has no weight"),
+    (
+        "{actor: {use_m2po_loss: false, m2_threshold: 0.05}}",
+        "m2_threshold",
+        "use_m2po_loss is off",
+    ),
+    ("{actor: {use_lora: false, lora_rank: 8, peft_type: other}}", "lora_rank", "use_lora is off"),
 ]

@@ -99,14 +99,95 @@ PIECES: list[tuple[str, dict[str, Any]]] = [
             "agents.eval_generating_args.top_p": 0.6,
         },
     ),
+    (
+        "{actor_infer: {generating_args: {stop_strings: </answer>}}}",
+        {"agents.generating_args.stop": ["</answer>"]},
+    ),
+    (
+        "{actor_infer: {generating_args: {stop_strings: [a, b]}}}",
+        {"agents.generating_args.stop": ["a", "b"]},
+    ),
     ("{max_len_mask: true}", {"learner.over_budget_episodes": "mask"}),
     (
         "{exp_name: a, track_with: wandb}",
         {"learner.wandb": {"project": "a", "mode": "online"}, "learner.tensorboard": False},
     ),
+    (
+        "{train_env_manager: {group_size: 2}, custom_envs: {L: {env_type: frozen_lake}}, actor_infer: "
+        "{generating_args: {temperature: 0.7, top_p: 0.8, top_k: 20, stop_strings: [x]}}}",
+        {
+            "agents.generating_args.temperature": 0.7,
+            "learner.temperature": 0.7,
+            "agents.eval_generating_args": {
+                "temperature": 0.7,
+                "top_p": 0.8,
+                "top_k": 20,
+                "stop": ["x"],
+            },
+        },
+    ),
+    (
+        "{actor_infer: {generating_args: {temperature: 0.7}}, validation: {generating_args: "
+        "{temperature: 0.6}}}",
+        {
+            "agents.generating_args.temperature": 0.7,
+            "agents.eval_generating_args.temperature": 0.6,
+        },
+    ),
+    (
+        "{importance_sampling: seq, pg_clip: 0.1}",
+        {"learner.loss": "gspo", "learner.gspo_clip": 0.1, "learner.gspo_clip_high": 0.1},
+    ),
+    (
+        "{ratio_type: segment, use_pg_clip_range: true, pg_clip_low: 0.1, pg_clip_high: 0.3}",
+        {"learner.loss": "segment", "learner.pg_clip": 0.1, "learner.pg_clip_high": 0.3},
+    ),
+    ("{ratio_type: token, pg_clip: 0.1}", {"learner.loss": None, "learner.pg_clip": 0.1}),
+    ("{use_pg_clip_range: true}", {"learner.loss": "dapo", "learner.pg_clip_high": 0.2}),
+    (
+        "{pg_variant: tis}",
+        {
+            "learner.loss": "tis_pg",
+            "learner.behaviour_correction": "none",
+            "learner.tis_cap": 1.0,
+        },
+    ),
+    (
+        "{actor_train: {pg_variant: cispo}}",
+        {"learner.loss": "cispo", "learner.cispo_clip": 0.1, "learner.cispo_clip_high": 0.1},
+    ),
+    (
+        "{actor_train: {model_args: {lora_target: 'q_proj, v_proj', lora_rank: 4}}}",
+        {"learner.lora": {"r": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj"]}},
+    ),
+    (
+        "{actor_train: {model_args: {lora_target: all, lora_alpha: 3}}}",
+        {"learner.lora": {"r": 8, "alpha": 3.0, "target_modules": ["all-linear"]}},
+    ),
+    (
+        "{rollout_batch_size: 64, num_return_sequences_in_group: 4, actor_train: {device_mapping: "
+        "'list(range(0, 16))', training_args: {per_device_train_batch_size: 2, "
+        "gradient_accumulation_steps: 16}, strategy_args: {strategy_name: megatron_train, "
+        "strategy_config: {tensor_model_parallel_size: 2, context_parallel_size: 4}}}}",
+        {"learner.num_mini_batches": 4},  # 2 x 16 rows x 2 groups of 8 ranks are a quarter of 256
+    ),
+    (
+        "{actor_train: {device_mapping: '[2, 3]'}, actor_infer: {device_mapping: 'list([0,1])'}}",
+        {"cluster.learner_gpus": [2, 3], "cluster.inference_gpus": [0, 1]},
+    ),
 ]
 
 UNMAPPED: list[tuple[str, str, str]] = [
+    (
+        "{actor_train: {device_mapping: 'list(range(0, 99999999999))'}}",
+        "actor_train.device_mapping",
+        "99,999,999,999 GPUs in all: give at most 65,536",
+    ),
+    (
+        "{actor_infer: {generating_args: {stop_strings: [a, 1]}}}",
+        "actor_infer.generating_args.stop_strings",
+        "expected a text or a list of texts, found ['a', 1]",
+    ),
     ("{rollout_batch_size: 9, train_env_manager: {group_size: 8}}", "rollout_batch_size", "multiple"),
     ("{adv_estimator: lite_ppo}", "adv_estimator", "is none of"),
     ("{custom_envs: {S: {env_manager_cls: mine.Manager}}}", "custom_envs.S.env_manager_cls", "step"),
@@ -157,6 +238,16 @@ UNMAPPED: list[tuple[str, str, str]] = [
         "starpo",
     ),
     ("{track_with: swanlab}", "track_with", "swanlab"),
+    (
+        "{importance_sampling: seq, dual_clip_loss: true}",
+        "dual_clip_loss",
+        "the loss gspo has no such bound here",
+    ),
+    (
+        "{actor_train: {strategy_args: {strategy_config: {expert_model_parallel_size: 8}}}}",
+        "actor_train.strategy_args.strategy_config.expert_model_parallel_size",
+        "tensor parallelism alone",
+    ),
 ]
 
 IDLE: list[tuple[str, str, str]] = [
@@ -170,5 +261,22 @@ IDLE: list[tuple[str, str, str]] = [
         "custom_envs: {L: {max_tokens_per_step: 32}}}",
         "actor_infer.generating_args.max_new_tokens",
         "is no larger",
+    ),
+    (
+        "{use_kl_loss: true, kl_loss_coef: 0.1, kl_penalty: kl}",
+        "kl_penalty",
+        "in the loss it is always k3",
+    ),
+    ("{train_env_manager: {max_env_num_per_worker: 16}}", "max_env_num_per_worker", "as many workers"),
+    ("{val_batch_size: 64}", "val_batch_size", "all prompts of the validation set"),
+    ("{pg_clip_low: 0.1}", "pg_clip_low", "use_pg_clip_range is off"),
+    ("{use_pg_clip_range: true, pg_clip: 0.1}", "pg_clip", "replace it"),
+    ("{pg_variant: topr, pg_clip: 0.1}", "pg_clip", "clips no ratios"),
+    ("{adv_estimator: grpo, step_reward_gamma: 0.9}", "step_reward_gamma", "does not look at steps"),
+    (
+        "{actor_infer: {generating_args: {temperature: 1.0}}, val_env_manager: {generating_args: "
+        "{temperature: 0.2}}}",
+        "val_env_manager.generating_args.temperature",
+        "actor_infer.generating_args replaces it",
     ),
 ]

@@ -43,6 +43,11 @@ PARTIAL: list[tuple[str, str, dict[str, Any]]] = [
         },
     ),
     (
+        "verl",
+        "{actor_rollout_ref: {actor: {policy_loss: {loss_mode: kl_cov}}}}",
+        {"learner.cov_fraction": 2e-4, "learner.kl_cov_coef": 0.1, "learner.dual_clip": None},
+    ),
+    (
         "areal",
         "{experiment_name: a, actor: {path: p, use_decoupled_loss: true}}",
         {
@@ -85,6 +90,23 @@ PARTIAL: list[tuple[str, str, dict[str, Any]]] = [
             "learner.training_args.adam_beta2": 0.999,
             "learner.model_args.dtype": "bfloat16",
         },
+    ),
+    (
+        "roll",
+        "{exp_name: a, actor_infer: {generating_args: {top_p: 0.9}}, add_token_level_kl: true}",
+        {
+            "agents.generating_args.temperature": 0.95,
+            "agents.generating_args.top_p": 0.9,
+            "agents.generating_args.top_k": 50,
+            "learner.init_kl_coef": 0.2,
+            "learner.kl_in": "reward",
+            "learner.kl_estimator": "k1",
+        },
+    ),
+    (
+        "roll",
+        "{exp_name: a, use_kl_loss: true, kl_loss_coef: 0.1}",
+        {"learner.init_kl_coef": 0.1, "learner.kl_in": "loss", "learner.kl_estimator": None},
     ),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ import yaml
 from typer.testing import CliRunner
 
 from tailrace.config import ConfigError
-from tailrace.config.settings import value_at
+from tailrace.config.settings import set_at, value_at
 from tailrace_cli.__main__ import app
-from tailrace_cli.commands.import_config import Converted, converted_from
+from tailrace_cli.commands.import_config import Converted, converted_from, import_config
 from tailrace_cli.experiment import load
-from tailrace_cli.importing.convert import convert
+from tailrace_cli.importing.convert import completed, convert
 from tailrace_cli.importing.source import read_source
 from tailrace_cli.importing.systems import SYSTEMS
 from tailrace_cli.validation import check_experiment
@@ -45,7 +46,6 @@ EXPECTED: dict[str, dict[str, Any]] = {
         },
         "scheduler.tags": ["Lake"],
         "scheduler.eval_tags": ["Lake"],
-        "agents.max_concurrent_episodes": 16,
         "scheduler.eval_groups": 64,
         "agents.custom_envs.Lake.env_config": {"size": 4, "p": 0.8, "max_turns": 12},
         "agents.custom_envs.Lake.max_tokens_per_step": 64,
@@ -205,7 +205,7 @@ def test_what_has_no_place_is_listed_with_its_name(source: str) -> None:
 
 # Settings that another one of the same file overrules, in that system as well.
 OVERRULED = {
-    "roll": {"init_kl_coef"},
+    "roll": set(),
     "roll_steps": {  # a reply has no more than max_new_tokens
         "custom_envs.Small.max_tokens_per_step",
         "custom_envs.Shop.max_tokens_per_step",
@@ -307,6 +307,17 @@ def test_the_command_writes_to_a_file_and_is_strict_when_told(tmp_path: Path) ->
     assert target.read_text() == printed.stdout
 
 
+def test_nobody_is_asked_where_there_is_no_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "mine.yaml"
+    target.write_text("mine")
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ConfigError, match="exists and stays as it is"):
+        import_config("roll", [str(HERE / "roll_agentic.yaml")], output=str(target))
+    assert target.read_text() == "mine"
+
+
 def test_what_changes_nothing_in_its_own_system_is_said_and_strictly_allowed(tmp_path: Path) -> None:
     source = tmp_path / "run.yaml"
     text = converted_from("roll", [str(HERE / "roll_agentic.yaml")]).text
@@ -367,12 +378,13 @@ def test_an_output_that_cannot_be_written_is_named(
 def test_every_section_that_is_not_valid_is_named(tmp_path: Path) -> None:
     source = tmp_path / "run.yaml"
     source.write_text(
-        "trainer: {experiment_name: a}\ndata: {train_files: a.jsonl, val_batch_size: many}\n"
-        "actor_rollout_ref: {model: {path: a/b}, actor: {entropy_coeff: much}}\n"
+        "trainer: {experiment_name: a}\ndata: {train_files: a.jsonl}\n"
+        "actor_rollout_ref: {model: {path: a/b}, actor: {entropy_coeff: much}, "
+        "rollout: {val_kwargs: {n: many}}}\n"
     )
     _, lines, _, _ = converted_from("verl", [str(source)])
     wrong = [line for line in lines if line.startswith("not valid: ")]
-    assert ["scheduler.eval_groups" in wrong[0], "learner.entropy_loss_coef" in wrong[1]] == [
+    assert ["scheduler.eval_group_size" in wrong[0], "learner.entropy_loss_coef" in wrong[1]] == [
         True,
         True,
     ]
@@ -409,7 +421,8 @@ def test_what_other_settings_refer_to_as_a_section_is_not_called_unknown(tmp_pat
         assert f"no effect: {key}: other settings refer to it, and have its value" in notes
 
 
-ODD: tuple[Any, ...] = (0, -1, 0.0, "", "x", [], [None], {}, {"a": 1}, True, float("nan"), 10**30)
+NO_NUMBERS = (float("nan"), float("inf"), -float("inf"), 10**400)
+ODD: tuple[Any, ...] = (0, -1, 0.0, "", "x", [], [None], {}, {"a": 1}, True, 10**30, *NO_NUMBERS)
 
 
 @pytest.mark.parametrize("source", list(FILES))
@@ -424,6 +437,16 @@ def test_no_value_of_any_setting_ends_with_a_traceback(source: str) -> None:
 
 def replaced(settings: Any, path: tuple[str, ...], value: Any) -> Any:
     return {**settings, path[0]: replaced(settings[path[0]], path[1:], value)} if path else value
+
+
+@pytest.mark.parametrize("system", list(SYSTEMS))
+def test_no_infinite_value_of_any_rule_ends_with_a_traceback(system: str) -> None:
+    for rule in SYSTEMS[system].rules:
+        for value in (*NO_NUMBERS, 0):
+            settings: dict[str, Any] = {}
+            set_at(settings, rule.name.replace("*", "one"), value)
+            imported = convert(SYSTEMS[system], completed(settings, SYSTEMS[system].defaults)[0])
+            assert imported.content, (rule.name, value)
 
 
 def test_agents_of_areal_are_mapped_and_other_meanings_are_told(tmp_path: Path) -> None:
@@ -457,18 +480,22 @@ def test_agents_of_areal_are_mapped_and_other_meanings_are_told(tmp_path: Path) 
 def test_samplings_of_environment_managers_of_roll_are_mapped(tmp_path: Path) -> None:
     source = tmp_path / "run.yaml"
     sampling = {"temperature": 0.2, "top_p": 0.5}
-    trained = {"temperature": 0.9}
     managers = {
         "val_env_manager": {"generating_args": sampling},
         "train_env_manager": {"generating_args": {"temperature": 0.7}},
-        "actor_infer": {"generating_args": trained},
     }
     source.write_text(yaml.safe_dump(managers))
-    text, lines, _, _ = converted_from("roll", [str(source)])
-    agents = yaml.safe_load(text)["agents"]
+    agents = yaml.safe_load(converted_from("roll", [str(source)]).text)["agents"]
     assert {key: agents["eval_generating_args"][key] for key in sampling} == sampling
-    assert agents["generating_args"]["temperature"] == 0.9
+    assert agents["generating_args"]["temperature"] == 0.7
+    trained = {"actor_infer": {"generating_args": {"temperature": 0.9, "top_p": 0.8}}}
+    source.write_text(yaml.safe_dump(managers | trained))
+    text, lines, _, notes = converted_from("roll", [str(source)])
+    agents = yaml.safe_load(text)["agents"]
+    for sampled in (agents["generating_args"], agents["eval_generating_args"]):
+        assert (sampled["temperature"], sampled["top_p"]) == (0.9, 0.8)
     assert any(line.startswith("not mapped: train_env_manager.generating_args.temp") for line in lines)
+    assert any(line.startswith("no effect: val_env_manager.generating_args.temp") for line in notes)
 
 
 def test_the_last_line_is_the_verdict_and_values_that_are_not_possible_fail(tmp_path: Path) -> None:

@@ -58,3 +58,10 @@ def test_what_is_switched_off_or_changes_nothing_is_said_to_have_no_effect(
 def test_what_says_again_what_another_setting_says_is_not_listed(piece: str) -> None:
     imported = convert(SYSTEMS["verl"], yaml.safe_load(piece))
     assert not imported.unmapped
+
+
+def test_weights_of_rows_of_the_current_policy_are_not_mapped() -> None:
+    correction = {"bypass_mode": True, "loss_type": "reinforce", "rollout_is": "sequence"}
+    unmapped = convert(SYSTEMS["verl"], {"algorithm": {"rollout_correction": correction}}).unmapped
+    assert "weights of tokens alone" in unmapped["algorithm.rollout_correction.rollout_is"]
+    assert "algorithm.rollout_correction.bypass_mode" in unmapped

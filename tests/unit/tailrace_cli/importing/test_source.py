@@ -168,6 +168,30 @@ def test_dotted_keys_of_a_file_are_the_sections_that_they_stand_for(tmp_path: Pa
     assert read_source([str(source)]).settings == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("trainer: {logger: [x]}\ntrainer.logger.a: 1\n", "trainer.logger.a"),
+        ("a: {b: {c: 1}}\na.b: [1]\n", "a.b"),
+        ("a: [1]\na.b.c: 1\n", "a.b.c"),
+    ],
+)
+def test_a_dotted_key_that_meets_a_list_is_named(text: str, key: str, tmp_path: Path) -> None:
+    source = tmp_path / "run.yaml"
+    source.write_text(text)
+    read = read_source([str(source)])
+    assert list(read.unread) == [key]
+    assert read.unread[key].startswith("not read: ")
+    assert list(read.settings) == [key.partition(".")[0]]
+
+
+def test_a_word_that_meets_a_list_is_named() -> None:
+    read = read_source(["python3", "a.py", "trainer.logger=[console]", "trainer.logger.a.b=1", "c=1"])
+    reason = "not read: a list stands where trainer.logger.a.b needs a section: keep one of both"
+    assert read.unread == {"trainer.logger.a.b": reason}
+    assert read.settings == {"trainer": {"logger": ["console"]}, "c": 1}
+
+
 def test_the_command_reads_words_behind_two_dashes() -> None:
     words = ["python3", "-m", "verl.trainer.main_ppo", *shlex.split(LINES)]
     result = CliRunner().invoke(app, ["import-config", "verl", "--", *words])

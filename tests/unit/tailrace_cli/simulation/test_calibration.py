@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tailrace.config import ConfigError
 from tailrace_cli.__main__ import app
-from tailrace_cli.simulation.calibration import COSTS, fit
+from tailrace_cli.simulation.calibration import COSTS, fit, read_reports
 from tailrace_cli.simulation.traces import load_trace
 from tailrace_protos.control import ServerState, ServerStatus
 from tailrace_protos.episode import Outcome, StageSeconds
@@ -74,6 +74,13 @@ def test_work_of_two_starts_of_a_server_is_not_mixed() -> None:
 def test_a_cost_that_the_run_does_not_show_is_nearly_nothing_and_never_negative() -> None:
     flat = [msgspec.structs.replace(one, num_read_tokens=0, used_tokens=0) for one in reports(100)]
     assert min(fit(flat).costs[name] for name in COSTS) > 0
+
+
+def test_a_report_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "engines.jsonl"
+    path.write_bytes(b'{"server_id": "\xff"}\n')
+    with pytest.raises(ConfigError, match=f"{path} holds a line that is no report"):
+        read_reports(path)
 
 
 def test_too_few_reports_are_refused_with_the_remedy() -> None:

@@ -213,9 +213,9 @@ def test_the_command_writes_its_result_and_pictures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("{", "Expecting property name"),
+        ("{", "truncated"),
         ('{"episodes": [1]}', "in the form of benchmarks/scheduling/traces"),
-        ("[]", "needs the key `episodes`"),
+        ("{}", "needs the key `episodes`"),
     ],
 )
 def test_a_trace_that_is_none_is_refused_by_its_name(tmp_path: Path, content: str, told: str) -> None:
@@ -228,7 +228,7 @@ def test_a_trace_that_is_none_is_refused_by_its_name(tmp_path: Path, content: st
 
 @pytest.mark.parametrize(
     "options",
-    [("--slow", "0"), ("--to", __file__), ("--engine", "list.json"), ("--trace", "list.json")],
+    [("--to", __file__), ("--engine", "list.json"), ("--trace", "list.json")],
 )
 def test_an_option_that_cannot_be_used_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str]
@@ -239,11 +239,31 @@ def test_an_option_that_cannot_be_used_is_named(
         CliRunner().invoke(app, ["simulate", *options], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("option", ["--steps", "--group-size", "--episodes"])
+@pytest.mark.parametrize("option", ["--steps", "--group-size", "--episodes", "--slow"])
 def test_a_number_that_makes_no_run_is_refused(option: str) -> None:
     refused = CliRunner().invoke(app, ["simulate", option, "0"])
     assert refused.exit_code == 2
     assert option in refused.output
+
+
+@pytest.mark.parametrize("option", ["--episodes", "--groups-per-step", "--group-size", "--steps"])
+def test_a_number_without_measure_is_refused(option: str) -> None:
+    refused = CliRunner().invoke(app, ["simulate", option, "99999999999"])
+    assert refused.exit_code == 2
+    assert option in refused.output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--servers", "8,99999999999"], "--servers 99999999999: simulate at most 65,536"),
+        (["--servers", "1024", "--max-staleness", "500"], "32,833,536 episodes are admitted at once"),
+        (["--groups-per-step", "1000000", "--group-size", "1000000"], "lower --servers, --episodes"),
+    ],
+)
+def test_a_run_that_no_memory_holds_is_refused_at_once(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        CliRunner().invoke(app, ["simulate", *words], catch_exceptions=False)
 
 
 def test_the_name_of_a_workload_is_one_line_above_its_table() -> None:

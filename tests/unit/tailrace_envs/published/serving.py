@@ -26,7 +26,7 @@ def served(app: str, folder: Path, **variables: str) -> Iterator[str]:
             stderr=log,
         ) as server:
             try:
-                with urllib.request.urlopen(f"{url}/health", timeout=90):  # waits until it serves
+                with urllib.request.urlopen(f"{url}/health", timeout=200):  # waits until it serves
                     yield url
             finally:
                 server.terminate()

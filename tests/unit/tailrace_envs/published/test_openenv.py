@@ -146,7 +146,7 @@ def test_texts_limits_and_what_counts_as_success_are_keys(url: str) -> None:
 
 def test_a_server_that_does_not_answer_in_time_is_an_error(url: str) -> None:
     AWAKE.clear()
-    env = make_env("openenv", {"base_url": url, "message_timeout_s": 0.2, "action": {"tone": "slow"}})
+    env = make_env("openenv", {"base_url": url, "message_timeout_s": 3.0, "action": {"tone": "slow"}})
     env.reset(seed=1)
     with pytest.raises(TimeoutError):
         env.step("2")

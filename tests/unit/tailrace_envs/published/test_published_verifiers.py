@@ -16,7 +16,7 @@ needed = "make test-envs runs these in their own environment"
 gym = pytest.importorskip("reasoning_gym", reason=needed)
 pytest.importorskip("mazebench", reason=needed)
 
-pytestmark = pytest.mark.timeout(300)  # the packages alone take many seconds to import
+pytestmark = pytest.mark.timeout(900)  # the packages alone take many seconds to import
 
 LEGS = {"gym": "leg_counting", "num_train_examples": 20, "num_eval_examples": 10, "seed": 4}
 COUNTING = {"env_id": "verifiers:ReasoningGymEnv", "env_args": LEGS}

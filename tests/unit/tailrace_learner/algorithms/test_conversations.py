@@ -292,6 +292,33 @@ def test_equal_returns_of_agents_whose_episodes_differ_teach_nothing_about_them(
     assert found[0, 8] == found[1, 8] == 0.0
 
 
+WHITENED: list[tuple[str, dict[str, Any]]] = [
+    ("grpo", {}),
+    ("opo", {}),
+    ("remax", {}),
+    ("reinforce_plus_plus_baseline", {}),
+    ("reinforce_plus_plus_baseline", {"init_kl_coef": 0.1, "kl_in": "loss"}),
+    ("turn_reinforce", {}),
+    ("step_reinforce", {}),
+    ("gigpo", {"step_advantage_weight": 0.0}),
+]
+
+
+@pytest.mark.parametrize("style", [CONCAT, INDIVIDUAL])
+@pytest.mark.parametrize(("name", "settings"), WHITENED)
+def test_agents_whose_returns_are_equal_are_left_out_of_whitening(
+    name: str, settings: dict[str, Any], style: ExportStyle
+) -> None:
+    given, is_greedy = settings_of(name, whiten_advantages=True, **settings), name == "remax"
+    rewards = (0.25, 1.0, 0.0, 0.5)
+    learnt = trained(teams([team(r, 0.5) for r in rewards], style, is_greedy=is_greedy), given)
+    alone = teams([team(r, alone=True) for r in rewards], style, is_greedy=is_greedy)
+    subs = {key: learnt.pop(key) for key in list(learnt) if key[1] in SUB}
+    assert subs
+    assert not any(subs.values())
+    assert learnt == pytest.approx(trained(alone, given))
+
+
 def test_a_reward_of_zero_is_a_reward() -> None:
     found = credit(teams([team(1.0, 0.0), team(0.0, 1.0)], CONCAT), settings_of("rloo"))
     assert (found[0, 8], found[1, 8]) == (-1.0, 1.0)

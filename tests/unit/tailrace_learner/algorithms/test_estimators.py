@@ -316,6 +316,29 @@ def test_gigpo_by_hand() -> None:
     assert found[1] == pytest.approx([-2 * half, -half, -half], abs=5e-6)
 
 
+@pytest.mark.parametrize("reward", [0.3, 33.3, 1000.1, 1e9 + 0.1])
+@pytest.mark.parametrize("kind", ["row", "rows", "tree"])
+def test_what_float32_leaves_of_equal_returns_is_no_step_advantage(kind: str, reward: float) -> None:
+    """Rewards of turns travel as float32, returns as float64: their difference is on the last turn."""
+    sizes = [1, 1] if kind == "rows" else [2]
+    rewards = ([reward, 0.0], [0.0, 0.0], [reward, 0.0])
+    given = as_returns([Member(each[0], True, each, [1, 1], [1, 2], sizes) for each in rewards])
+    turns = tuple(tuple(_narrowed(row, is_tree=kind == "tree") for row in rows) for rows in given.turns)
+    config = LearnerConfig(adv_estimator="gigpo", step_gamma=1.0, episode_advantage_weight=0.0)
+    result = ESTIMATORS["gigpo"](replace(given, turns=turns), config)
+    found = [[one for row in rows for one in row if one] for rows in result.per_token]
+    third = 3.0**-0.5  # of the first turns: x, 0 and x less their mean, over their deviation
+    assert [len(each) for each in found] == [1, 1, 1]
+    np.testing.assert_allclose(np.concatenate(found), [third, -2 * third, third], rtol=1e-4)
+
+
+def _narrowed(row: Turns, *, is_tree: bool) -> Turns:
+    """The turns as they arrive."""
+    after = np.cumsum(row.rewards[::-1])[::-1].astype(np.float32).astype(np.float64)
+    rewards = row.rewards.astype(np.float32).astype(np.float64)
+    return replace(row, rewards=rewards, turn_returns=after if is_tree else None)
+
+
 def valued(members: list[Member], seed: int) -> Returns:
     """Random values and token rewards, which must not be read where the mask is 0."""
     returns = as_returns(members)

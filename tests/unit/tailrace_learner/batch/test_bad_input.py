@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tailrace.config import ConfigError, section_config
 from tailrace_learner.config import CriticArgs, LearnerConfig
 from tailrace_learner.config_registry import ESTIMATORS
-from tailrace_learner.core.batch.group_returns import MAX_REWARD, RowLimits, limits_of
+from tailrace_learner.core.batch.group_returns import RowLimits, limits_of
 from tailrace_learner.core.batch.lineage import Ancestry
 from tailrace_learner.core.batch.row_builder import TrainingRowBuilder
 from tailrace_protos.base import (
@@ -26,7 +26,7 @@ from tailrace_protos.base import (
 )
 from tailrace_protos.episode import Outcome
 from tailrace_protos.generation import TokenSpan
-from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
+from tailrace_protos.trajectory import MAX_REWARD, Trajectory, TrajectoryGroup
 from tailrace_protos.weights import ModelCard
 from tests.unit.tailrace_learner.factory import VOCABULARY, config, group, random_group
 from tests.unit.tailrace_learner.stepping import Stepper, weights

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tailrace_learner.core.batch.lineage import Ancestor, Ancestry
+from tailrace_learner.core.batch.lineage import Ancestor, Ancestry, newest_versions
 from tailrace_learner.core.batch.row_builder import TrainingRowBuilder
 from tailrace_learner.core.batch.rows import demonstration_row
 from tailrace_protos.base import pack_float32, pack_int32
@@ -247,3 +247,12 @@ def test_groups_that_teach_nothing_are_held_by_the_divergence(rewards: tuple[flo
     assert not prepared.counts.get("num_groups_train")
     drawn_again = builder(zero_variance_groups="redraw", **settings).prepare(given, 0, BOOK)
     assert bool(drawn_again.drop_reason) == (len(rewards) > 1)
+
+
+def test_a_book_of_versions_keeps_the_newest() -> None:
+    book: dict[int, tuple[str, int]] = {}
+    for version in range(0, 60_000, 3):
+        book[version] = ("0-a", version)
+        book = newest_versions(book)
+    assert len(book) < 10_000
+    assert [*book][-4000:] == [*range(48_000, 60_000, 3)]

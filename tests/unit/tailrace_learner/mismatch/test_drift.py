@@ -27,7 +27,7 @@ from tailrace_learner.core.step.metric_sums import MetricSums
 from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.run_state import RunState
 from tailrace_learner.core.step.step import StepTrainer
-from tailrace_protos.control import source_of
+from tailrace_protos.control import bound_source, source_of
 from tailrace_protos.event import ServerQuarantined
 from tailrace_protos.generation import TokenSpan
 from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
@@ -128,6 +128,22 @@ def test_a_token_in_a_hundred_that_is_far_out_makes_no_server_wrong(
         sums = MetricSums()
         add_errors(sums, [given], inference_logprobs, learner_logprobs, given.is_current, age=0)
         sentinel.read(of_sources(sums.split(DRIFT).totals()))
+    assert len(sentinel.found) == found
+
+
+@pytest.mark.parametrize(("source", "found"), [(BAD, 1), (bound_source(BAD), 0)])
+def test_tokens_that_a_guide_bound_make_no_server_wrong(source: str, found: int) -> None:
+    """A tenth had no alternative: the engine says 0, and the free model does not call the tool."""
+    sentinel = Sentinel(0.1, 256)
+    sentinel.begin(3)
+    given = row([True] * 300, TokenSpan(3, GOOD, 100), TokenSpan(3, source, 200))
+    learner_logprobs = torch.full((300,), -6.0)
+    inference_logprobs = learner_logprobs.clone()
+    inference_logprobs[100::10] = 0.0
+    sums = MetricSums()
+    for _ in range(3):
+        add_errors(sums, [given], inference_logprobs, learner_logprobs, given.is_current, age=0)
+    sentinel.read(of_sources(sums.split(DRIFT).totals()))
     assert len(sentinel.found) == found
 
 
@@ -274,13 +290,15 @@ def test_limits_that_mean_nothing_are_refused(key: str, value: float) -> None:
 
 def test_quarantined_tokens_newer_than_the_last_good_reading_are_left_out() -> None:
     versions = (0, 1, 2)
-    members = [by(source, trajectory(i, i, versions=versions)) for i, source in enumerate((GOOD, BAD))]
+    sources = (GOOD, BAD, bound_source(BAD))
+    members = [by(source, trajectory(i, i, versions=versions)) for i, source in enumerate(sources)]
     prepared = prepare(members, step=2, quarantine={BAD: 0})
-    assert [len(each.targets) for each in prepared.rows] == [3, 1]
-    assert prepared.counts["num_quarantined_tokens"] == 2
+    assert [len(each.targets) for each in prepared.rows] == [3, 1, 1]
+    assert prepared.counts["num_quarantined_tokens"] == 4
     assert [each.spans for each in prepared.rows] == [
         spans_of((0, 1, 2), GOOD),
         spans_of((0,), BAD),
+        spans_of((0,), bound_source(BAD)),
     ]
 
 

@@ -110,6 +110,29 @@ def test_a_model_that_fails_is_refused_with_its_reason() -> None:
         prepared(model, config())
 
 
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("bert", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}),
+        ("xlm", {"emb_dim": 32, "n_layers": 2, "n_heads": 4}),
+    ],
+)
+def test_a_new_model_that_reads_later_tokens_is_refused(name: str, keys: dict[str, Any]) -> None:
+    """Its small weights hardly show it: XLM's states move by two thousandths."""
+    torch.manual_seed(0)
+    made = AutoConfig.for_model(name, vocab_size=96, **keys)
+    model = AutoModelForCausalLM.from_config(made, attn_implementation="eager").eval()
+    with pytest.raises(ConfigError, match=f"'{name}' cannot be trained: its states depend on later"):
+        prepared(model, config())
+
+
+def test_a_weight_that_is_no_number_is_named() -> None:
+    model = new_model("qwen3")
+    model.model.norm.weight.data[3] = float("nan")
+    with pytest.raises(ConfigError, match=r"cannot be trained: its weight model\.norm\.weight holds"):
+        prepared(model, config())
+
+
 def test_checkpointed_layers_on_the_row_path_give_the_same_gradients() -> None:
     model = prepared(moved_model("gpt_oss"), config(disable_gradient_checkpointing=False))
     assert path_of(model).name == "rows"
@@ -139,6 +162,26 @@ def test_the_check_leaves_weights_and_lengths_as_they_were() -> None:
         assert torch.equal(found, expected), name
     for found, expected in zip(model.buffers(), before.buffers(), strict=True):
         assert torch.equal(found, expected)
+
+
+def test_no_pass_changes_the_weights_of_a_model_that_rescales_them() -> None:
+    """A checkpoint would hold other weights than those that were trained."""
+    model, before = (recurrent_model() for _ in range(2))
+    prepared(model, config())
+    PolicyModel(model, CPU, 1.0, 64).forward(pack(rows()[:1], CPU))
+    for (name, found), expected in zip(
+        model.state_dict().items(), before.state_dict().values(), strict=True
+    ):
+        assert torch.equal(found, expected), name
+
+
+def recurrent_model() -> Any:
+    """RWKV that divides the weights of each layer by another power of two in evaluation."""
+    sizes = ("hidden_size", "attention_hidden_size", "intermediate_size")
+    given: dict[str, Any] = dict.fromkeys(sizes, 16) | {"num_hidden_layers": 3, "vocab_size": 96}
+    made = AutoConfig.for_model("rwkv", context_length=20, rescale_every=1, **given)
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(made, attn_implementation="eager").eval()
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
@@ -202,6 +245,18 @@ def test_attention_that_selects_keys_is_refused_where_the_check_selects_all() ->
 def test_a_context_shorter_than_the_checks_rows_is_enough() -> None:
     model = prepared(new_model("gpt2", max_position_embeddings=64), config())
     assert path_of(model).name == "shared"
+
+
+def test_a_context_of_few_tokens_is_enough() -> None:
+    model = prepared(new_model("llama", max_position_embeddings=8), config())
+    assert path_of(model).name == "shared"
+
+
+@pytest.mark.parametrize("vocab_size", [96, 8])
+def test_a_text_may_end_with_one_of_several_tokens(vocab_size: int) -> None:
+    """As those of Llama 3 that follow instructions; of a small vocabulary no other tokens are left."""
+    made = new_model("llama", eos_token_id=[2, 3, 4, 5, 6, 7], vocab_size=vocab_size)
+    assert path_of(prepared(made, config())).name == "shared"
 
 
 def test_layers_that_cannot_be_computed_again_are_named() -> None:

@@ -178,5 +178,6 @@ def test_tokens_without_a_logprob_count_as_sampled_by_the_start_weights(
             runner.run(part, MetricSums(), is_first=True)
         grads = [parameter.grad.flatten() for parameter in policy.parameters]
         gradients.append(torch.cat(grads).numpy())
-    np.testing.assert_allclose(gradients[1], gradients[0], atol=1e-6)
-    assert np.abs(gradients[0]).max() > 1e-4
+    largest = np.abs(gradients[0]).max()  # sums of parts of this size, rounded as the processor does it
+    np.testing.assert_allclose(gradients[1], gradients[0], rtol=0.0, atol=1e-5 * largest)
+    assert largest > 1e-4

@@ -51,7 +51,7 @@ async def feed(files: RunFiles, tracker: str, arguments: str = "{}") -> None:
     """In a process of its own: both packages keep threads and settings."""
     argv = [sys.executable, "-c", FEED, str(files.run_dir.parent), tracker, arguments]
     ended = await asyncio.to_thread(
-        subprocess.run, argv, check=False, timeout=100, capture_output=True, text=True
+        subprocess.run, argv, check=False, timeout=200, capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
     assert "tracker fails" not in ended.stdout

@@ -21,6 +21,7 @@ class Verdict(enum.StrEnum):
 
 Mask = NDArray[np.uint8]
 RowValues = tuple[Float64Array, ...]  # G times [R]
+RowFlags = tuple[NDArray[np.bool_], ...]  # G times [R]
 TokenValues = tuple[tuple[Float64Array, ...], ...]  # G times R times [T]
 
 STD_EPSILON = 1e-6
@@ -75,6 +76,8 @@ class Advantages:
     per_token: TokenValues
     verdict: Verdict
     value_targets: TokenValues | None = None  # targets of a critic, where there is one
+    # False for rows of conversations without a learning signal, whose advantages are 0; None: no row
+    has_signal: RowFlags | None = None
 
 
 def estimated(returns: Returns, config: LearnerConfig) -> Advantages:
@@ -102,6 +105,6 @@ def nothing(returns: Returns, verdict: Verdict) -> Advantages:
     return Advantages(broadcast(zeros, returns), verdict)
 
 
-def are_equal(values: Float64Array, rounding: float = ROUNDING) -> bool:
-    """Tells whether values [n >= 1] differ by rounding only."""
-    return bool(np.ptp(values) <= rounding * np.abs(values).max())
+def are_equal(values: Float64Array, rounding: float = ROUNDING, size: float = 0.0) -> bool:
+    """Tells whether values [n >= 1] differ by rounding only; `size`: of what they are sums of."""
+    return bool(np.ptp(values) <= rounding * max(float(np.abs(values).max()), size))

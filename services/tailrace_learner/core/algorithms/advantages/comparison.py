@@ -22,6 +22,7 @@ from tailrace_learner.core.algorithms.advantages.base import (
     Advantages,
     Float64Array,
     Returns,
+    RowFlags,
     RowValues,
     Verdict,
     are_equal,
@@ -70,6 +71,11 @@ class Baselines:
     verdict: Verdict
     baselines: RowValues
     scales: RowValues
+
+    @property
+    def has_signal(self) -> RowFlags:
+        """False for rows without a learning signal."""
+        return tuple(np.isfinite(scales) for scales in self.scales)
 
 
 def comparison_set(returns: Returns) -> ComparisonSet:
@@ -146,7 +152,8 @@ def compared(returns: Returns, statistic: Statistic) -> Advantages:
     found = baselines_of(returns, statistic)
     if found.verdict is not Verdict.TRAIN:
         return nothing(returns, found.verdict)
-    return Advantages(broadcast(_scaled(returns, found), returns), Verdict.TRAIN)
+    per_token = broadcast(_scaled(returns, found), returns)
+    return Advantages(per_token, Verdict.TRAIN, has_signal=found.has_signal)
 
 
 def uncompared(returns: Returns) -> Advantages:

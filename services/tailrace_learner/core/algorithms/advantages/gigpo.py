@@ -38,7 +38,7 @@ from tailrace_learner.core.algorithms.advantages.comparison import (
 from tailrace_learner.core.algorithms.advantages.turn_reinforce import TURN_ROUNDING
 from tailrace_learner.core.algorithms.advantages.turn_sequences import (
     TurnSequence,
-    per_token,
+    of_sequences,
     turn_sequences,
 )
 
@@ -58,9 +58,7 @@ def gigpo(returns: Returns, config: LearnerConfig) -> Advantages:
         ]
         for sequence, steps in zip(found, _step_advantages(found, config), strict=True)
     ]
-    if not any(each.any() for each in values):
-        return nothing(returns, Verdict.ZERO_VARIANCE)
-    return Advantages(per_token(found, values, returns), Verdict.TRAIN)
+    return of_sequences(returns, found, values)
 
 
 def _reads_observations(config: LearnerConfig) -> bool:
@@ -82,7 +80,7 @@ def _episode_advantages(
     found: dict[tuple[int, int], float] = {}
     for place, pool in comparable(comparison.members, comparison.conversations).items():
         compared = comparison.chosen(pool)
-        values = _normalised(compared.returns, config) * config.episode_advantage_weight
+        values = _normalised(compared.returns, config, 0.0) * config.episode_advantage_weight
         pairs = zip(compared.members.tolist(), compared.conversations.tolist(), strict=True)
         found |= {
             pair: value for pair, value in zip(pairs, values.tolist(), strict=True) if pair[1] == place
@@ -93,9 +91,10 @@ def _episode_advantages(
 def _step_advantages(found: list[TurnSequence], config: LearnerConfig) -> list[Float64Array]:
     """S of the turns of each sequence, [K] each."""
     turn_returns = np.concatenate([sequence.returns_to_go(config.step_gamma) for sequence in found])
+    sizes = np.concatenate([np.full(len(sequence.rewards), sequence.size) for sequence in found])
     result = np.zeros(len(turn_returns))
     for anchor in _anchor_groups(found):
-        result[anchor] = _normalised(turn_returns[anchor], config)
+        result[anchor] = _normalised(turn_returns[anchor], config, float(sizes[anchor].max()))
     return np.split(result, np.cumsum([len(sequence.rewards) for sequence in found])[:-1])
 
 
@@ -110,8 +109,9 @@ def _anchor_groups(found: list[TurnSequence]) -> list[NDArray[np.int64]]:
     return [np.array(group) for group in places.values() if len(group) > 1]
 
 
-def _normalised(values: Float64Array, config: LearnerConfig) -> Float64Array:
-    if are_equal(values, TURN_ROUNDING):
+def _normalised(values: Float64Array, config: LearnerConfig, size: float) -> Float64Array:
+    """(x - mean) / scale; 0 for values that differ by the rounding of sums of this `size` at most."""
+    if are_equal(values, TURN_ROUNDING, size):
         return np.zeros(len(values))
     scale = values.std(ddof=1) + STD_EPSILON if config.norm_std else 1.0
     result: Float64Array = (values - values.mean()) / scale

@@ -37,10 +37,11 @@ def reinforce_plus_plus_baseline(returns: Returns, config: LearnerConfig) -> Adv
     if found.verdict is not Verdict.TRAIN:
         return nothing(returns, found.verdict)
     compared = tuple(
-        np.where(np.isfinite(scales), conversations, NO_REWARD)
-        for conversations, scales in zip(returns.row_conversations, found.scales, strict=True)
+        np.where(has_signal, conversations, NO_REWARD)
+        for conversations, has_signal in zip(returns.row_conversations, found.has_signal, strict=True)
     )
-    return reinforce(replace(reduced(returns, found.baselines), conversations=compared), config)
+    result = reinforce(replace(reduced(returns, found.baselines), conversations=compared), config)
+    return replace(result, has_signal=found.has_signal)
 
 
 ESTIMATOR = Estimator(

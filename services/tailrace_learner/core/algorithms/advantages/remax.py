@@ -10,6 +10,8 @@ Li et al. 2023, "ReMax: A Simple, Effective, and Efficient Reinforcement Learnin
 Large Language Models", arXiv:2310.10505.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from tailrace_learner.config import LearnerConfig
@@ -32,7 +34,7 @@ def remax(returns: Returns, config: LearnerConfig) -> Advantages:
     result = compared(returns, statistic)
     rows = tuple(np.zeros_like(row) for row in result.per_token[greedy])
     per_token = (*result.per_token[:greedy], rows, *result.per_token[greedy + 1 :])
-    return Advantages(per_token, result.verdict)
+    return replace(result, per_token=per_token)
 
 
 ESTIMATOR = Estimator(remax, compares_group=True, needs_greedy=True)

@@ -27,7 +27,7 @@ from tailrace_learner.core.algorithms.advantages.base import (
 from tailrace_learner.core.algorithms.advantages.comparison import comparable
 from tailrace_learner.core.algorithms.advantages.turn_sequences import (
     TurnSequence,
-    per_token,
+    of_sequences,
     turn_sequences,
 )
 
@@ -57,25 +57,32 @@ def compare_units(
     members = np.array([sequence.member for sequence in found], np.int64)
     if len(np.unique(members)) < 2:
         return nothing(returns, Verdict.TOO_FEW_VALID)
-    trained = [
-        each[np.unique(owners)] for each, owners in zip(turn_returns, unit_of_token, strict=True)
-    ]
+    trained = list(map(_trained, turn_returns, unit_of_token))
     conversations = np.array([sequence.conversation for sequence in found], np.int64)
+    sizes = np.array([sequence.size for sequence in found])
     known = {
-        place: _statistics(np.concatenate([trained[index] for index in np.flatnonzero(pool)]), config)
+        place: _statistics(trained, pool, config, float(sizes[pool].max()))
         for place, pool in comparable(members, conversations).items()
     }
-    values = []
-    for sequence, each, owners in zip(found, turn_returns, unit_of_token, strict=True):
-        mean, scale = known[sequence.conversation]
-        values.append((each[owners] - mean) / scale)
-    if not any(each.any() for each in values):
-        return nothing(returns, Verdict.ZERO_VARIANCE)
-    return Advantages(per_token(found, values, returns), Verdict.TRAIN)
+    statistics = (known[sequence.conversation] for sequence in found)
+    values = [
+        (each[owners] - mean) / scale
+        for each, owners, (mean, scale) in zip(turn_returns, unit_of_token, statistics, strict=True)
+    ]
+    return of_sequences(returns, found, values)
 
 
-def _statistics(pool: Float64Array, config: LearnerConfig) -> tuple[float, float]:
-    """Mean and scale; the scale is infinite where all units have the same return."""
-    if are_equal(pool, TURN_ROUNDING):
+def _trained(turn_returns: Float64Array, unit_of_token: NDArray[np.int64]) -> Float64Array:
+    """Returns of the units that have tokens."""
+    trained: Float64Array = turn_returns[np.unique(unit_of_token)]
+    return trained
+
+
+def _statistics(
+    trained: list[Float64Array], pool: NDArray[np.bool_], config: LearnerConfig, size: float
+) -> tuple[float, float]:
+    """Mean and scale over the sequences of `pool`; infinite scale where all returns are the same."""
+    values = np.concatenate([trained[index] for index in np.flatnonzero(pool)])
+    if are_equal(values, TURN_ROUNDING, size):
         return 0.0, np.inf
-    return float(pool.mean()), float(pool.std(ddof=1)) + STD_EPSILON if config.norm_std else 1.0
+    return float(values.mean()), float(values.std(ddof=1)) + STD_EPSILON if config.norm_std else 1.0

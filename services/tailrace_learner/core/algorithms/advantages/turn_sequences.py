@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 
 from tailrace_learner.core.algorithms.advantages.base import (
     NO_REWARD,
+    Advantages,
     Float64Array,
     Mask,
     Returns,
     TokenValues,
     Turns,
+    Verdict,
+    nothing,
 )
 from tailrace_learner.core.algorithms.advantages.terminal_reward import (
     NO_OBSERVATIONS,
@@ -49,6 +52,12 @@ class TurnSequence:
     def num_tokens(self) -> NDArray[np.int64]:
         """Number of policy tokens of each turn [K]."""
         return np.bincount(self.turn_of_token, minlength=len(self.rewards))
+
+    @property
+    def size(self) -> float:
+        """Size of the numbers that the returns are sums of, by which their rounding errors grow."""
+        sums = self.rewards if self.turn_returns is None else self.turn_returns
+        return float(np.abs(self.rewards).sum() + np.abs(sums).max(initial=0.0))
 
     def rewards_of_tokens(self, gamma: float, unit: Literal["token", "turn"] = "token") -> Float64Array:
         """Rewards of all tokens [N]: a turn's is on its last policy token, or on an earlier turn's.
@@ -147,3 +156,12 @@ def per_token(found: list[TurnSequence], values: list[Float64Array], returns: Re
             result[sequence.member][row][places] = sequence_values[begin : begin + len(places)]
             begin += len(places)
     return tuple(tuple(rows) for rows in result)
+
+
+def of_sequences(returns: Returns, found: list[TurnSequence], values: list[Float64Array]) -> Advantages:
+    """Advantages [N] of compared sequences; a conversation whose own are all 0 has no signal."""
+    teaching = {each.conversation for each, part in zip(found, values, strict=True) if part.any()}
+    if not teaching:
+        return nothing(returns, Verdict.ZERO_VARIANCE)
+    flags = tuple(np.isin(places, list(teaching)) for places in returns.row_conversations)
+    return Advantages(per_token(found, values, returns), Verdict.TRAIN, has_signal=flags)

@@ -15,4 +15,4 @@ def sft(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     return LossTerms(-inputs.learner_logprobs)
 
 
-LOSS = Loss(sft)
+LOSS = Loss(sft, ignores_advantages=True)
