@@ -34,6 +34,7 @@ log = get_logger(__name__)
 
 _GIVE_S = 60.0  # deadline of a version, and the time of its bytes at the rate below
 _LEAST_BYTES_PER_S = 20e6
+_LOSS_TOLD_S = 10.0  # a dead node breaks the collectives of the others before its link is seen to end
 
 
 class _Follower:
@@ -166,3 +167,11 @@ async def gather_nodes(node: Node, on_lost: Callable[[str], None]) -> tuple[Node
     group = NodeGroup(node)
     group.lost.add_done_callback(lambda lost: on_lost(lost.result()))
     return group, await group.gather(seed)
+
+
+async def cause_of(failure: str, group: NodeGroup | None) -> str:
+    """Reason of a failure that was seen here: the loss of a node that is told soon, or else itself."""
+    if group is None:
+        return failure
+    await asyncio.wait({group.lost}, timeout=_LOSS_TOLD_S)
+    return group.lost.result() if group.lost.done() else failure

@@ -20,7 +20,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from tailrace.log import get_logger
-from tailrace_inference.adapters.node_group import NodeGroup, gather_nodes
+from tailrace_inference.adapters.node_group import NodeGroup, cause_of, gather_nodes
 from tailrace_inference.adapters.node_link import Node
 from tailrace_inference.adapters.staging import (
     SERVER_PID,
@@ -145,7 +145,7 @@ class VllmEngine(StagedEngine):
         while not self._failure.done():
             await asyncio.wait({asking}, timeout=_PING_S)
             if self._llm.errored:
-                self._fail("vLLM's engine core died")
+                self._fail(await cause_of("vLLM's engine core died", self._group))
             elif asking.done():
                 num_silent = 0
                 await asyncio.sleep(_PING_S)
@@ -180,7 +180,7 @@ class VllmEngine(StagedEngine):
             self._fail(f"vLLM has not answered a control call within {deadline_s:g} s")
             self._failure.result()
         if (error := asked.exception()) is not None:
-            self._fail(f"vLLM failed a control call: {error}")
+            self._fail(await cause_of(f"vLLM failed a control call: {error}", self._group))
             self._failure.result()
         return asked.result()
 
@@ -234,8 +234,8 @@ class VllmEngine(StagedEngine):
             ended = False
             while not ended:
                 ended = await self._forward(call, await queue.get())
-        except EngineDeadError:
-            self._fail("vLLM's engine core died")  # the calls end with the service
+        except EngineDeadError:  # the calls end with the service
+            self._fail(await cause_of("vLLM's engine core died", self._group))
 
     async def _forward(self, call: VllmCall, output: Any) -> bool:
         """Sends the new tokens of an output of vLLM; True after the last chunk."""

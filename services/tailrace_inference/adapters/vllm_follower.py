@@ -30,6 +30,7 @@ from tailrace_protos.generation import MAX_TOP_LOGPROBS
 from tailrace_protos.weights import ModelCard
 
 _LOOK_S = 0.25  # between two looks at the workers
+_LOSS_TOLD_S = 2.0  # a dead leader breaks a worker's collective before its link is seen to end
 
 
 class VllmFollower:
@@ -75,6 +76,9 @@ class VllmFollower:
             await asyncio.wait({self._obeying}, timeout=_LOOK_S)
             if self._obeying.done():
                 self._obeying.result()
+        await asyncio.wait({self._obeying}, timeout=_LOSS_TOLD_S)
+        if self._obeying.done():
+            self._obeying.result()
         raise EngineFailedError("a worker of vLLM died")
 
     async def close(self) -> None:

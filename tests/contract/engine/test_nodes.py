@@ -32,7 +32,9 @@ import asyncio
 from tests.contract.engine.harness import TWO_NODES, Bench
 
 async def serve():
-    await Bench.start(**TWO_NODES)
+    bench = await Bench.start(**TWO_NODES)
+    running = bench.ask([1, 2], 250)
+    await running.begun.wait()
     print("ready", flush=True)
     await asyncio.Event().wait()
 
@@ -81,9 +83,11 @@ def versions_in(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.safetensors"))
 
 
+@pytest.mark.parametrize("dies", ["follower", "worker of the follower"])
 async def test_two_nodes_serve_the_weights_of_each_update_until_one_dies(
-    follower: subprocess.Popen[str],
+    follower: subprocess.Popen[str], dies: str
 ) -> None:
+    """Its worker's death breaks the leader's collective before the follower can tell of it."""
     bench: Any = await Bench.start(**TWO_NODES)
     folder = await asyncio.to_thread(folder_of, follower)
     watching = asyncio.create_task(bench.engine.watch())
@@ -102,7 +106,10 @@ async def test_two_nodes_serve_the_weights_of_each_update_until_one_dies(
         running = bench.ask([1, 2], 250)
         await running.begun.wait()
         children = psutil.Process(follower.pid).children(recursive=True)
-        follower.kill()
+        if dies == "follower":
+            follower.kill()
+        else:
+            kill_all(children)
         with pytest.raises(EngineFailedError, match="node 1 of this server is lost"):
             async with asyncio.timeout(NOTICED_S):
                 await watching
@@ -123,6 +130,7 @@ def test_followers_end_with_a_killed_leader(master: str, follower: subprocess.Po
         folder = folder_of(follower)
         children = psutil.Process(follower.pid).children(recursive=True)
         assert children
+        kill_all(psutil.Process(leader.pid).children(recursive=True))  # first, as a busy machine may
         leader.send_signal(signal.SIGKILL)
         assert follower.wait(NOTICED_S) == 0
         assert "ended: the leader of this server is lost" in follower.stdout.read()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tailrace_inference.adapters.node_follower import LeaderLink
-from tailrace_inference.adapters.node_group import NodeGroup, gather_nodes
+from tailrace_inference.adapters.node_group import NodeGroup, cause_of, gather_nodes
 from tailrace_inference.adapters.node_link import Hello, LinkLostError, Node, NodeLink
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.ports import EngineFailedError, EngineRefusalError, NotStagedError
@@ -199,3 +199,19 @@ def test_a_node_reads_its_place() -> None:
 def test_nodes_that_an_engine_cannot_have_are_refused(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         InferenceConfig(**settings)
+
+
+async def test_a_failure_names_the_node_whose_loss_is_told_after_it(three: Gathered) -> None:
+    cause = asyncio.create_task(cause_of("the core died", three.group))
+    await asyncio.sleep(0)
+    three.links[1].close()
+    async with asyncio.timeout(DEADLINE_S):
+        assert "node 2 of this server is lost" in await cause
+
+
+async def test_a_failure_of_its_own_is_told_as_such(
+    three: Gathered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailrace_inference.adapters.node_group._LOSS_TOLD_S", 0.1)
+    assert await cause_of("the core died", three.group) == "the core died"
+    assert await cause_of("the core died", None) == "the core died"
