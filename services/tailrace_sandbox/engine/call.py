@@ -12,7 +12,7 @@ from tailrace_sandbox.engine.workspace import UninspectableError
 _FIRST_LOOK_S = 0.01
 _LAST_LOOK_S = 0.1
 _LOOKS_SHARE = 0.004  # of a core goes into looks; with counts and the rest it is less than 0.02
-_NEAR_SHARE = 0.02  # likewise, where a limit could be passed within `_FIRST_LOOK_S`
+_NEAR_SHARE = 0.018  # likewise, where a limit could be passed within `_FIRST_LOOK_S`
 _FASTEST_BYTES_S = 4 << 30  # of growing memory: a limit that is near is looked at more often
 _PAUSED_LOOK_S = 1.0
 _MAX_BLIND_LOOKS = 2  # a process that just ends or starts a program cannot be looked at either
