@@ -27,7 +27,8 @@ from tailrace_protos.weights import ModelCard
 ENGINE = os.environ.get("TAILRACE_ENGINE", "torch")
 ENGINE_ARGS = json.loads(os.environ.get("TAILRACE_ENGINE_ARGS", "{}"))
 ONE_GPU = torch.cuda.device_count() == 1
-VOCAB_SIZE, EOS, MAX_LEN = 67, 2, 256
+VOCAB_SIZE, EOS, MAX_LEN = 67, 2, 1024
+LONG = 800  # new tokens of a call that still runs when a test that had to wait for a processor goes on
 TOLERANCE = 2e-4  # of log-probabilities, between float32 kernels
 DEADLINE_S = 240.0  # of a call; a vLLM that checks drafts on the CPU takes 12 for what it does in 2
 

@@ -20,6 +20,7 @@ from tests.contract.engine.harness import (
     ENGINE,
     ENGINE_ARGS,
     EOS,
+    LONG,
     MAX_LEN,
     TOLERANCE,
     VOCAB_SIZE,
@@ -216,22 +217,22 @@ async def test_many_requests_at_once_all_end_and_leave_nothing(bench: Bench) -> 
 
 
 async def test_an_aborted_call_keeps_its_tokens_and_others_go_on(bench: Bench) -> None:
-    gone, other = bench.ask([1, 2], 250), bench.ask([3], 60)
+    gone, other = bench.ask([1, 2], LONG), bench.ask([3], 60)
     await gone.begun.wait()
     bench.engine.abort(gone.request.call_id)
     bench.engine.abort("never heard of")
     await all_ended([gone, other])
     assert gone.generation.finish_reason is FinishReason.ABORT
-    assert 0 < gone.generation.num_tokens < 250
+    assert 0 < gone.generation.num_tokens < LONG
     assert gone.drift(bench.model).max() < TOLERANCE
     assert len(gone.versions()) == gone.generation.num_tokens
     assert other.generation.num_tokens == 60
 
 
 async def test_aborting_at_once_and_all_leaves_no_call(bench: Bench) -> None:
-    early = bench.ask([1, 2], 250)
+    early = bench.ask([1, 2], LONG)
     bench.engine.abort(early.request.call_id)
-    many = [bench.ask([n], 250) for n in range(20)]
+    many = [bench.ask([n], LONG) for n in range(20)]
     await many[-1].begun.wait()
     bench.engine.abort_all()
     await all_ended([early, *many])
@@ -241,7 +242,7 @@ async def test_aborting_at_once_and_all_leaves_no_call(bench: Bench) -> None:
 
 
 async def test_a_paused_engine_holds_calls_and_takes_updates(bench: Bench) -> None:
-    held = bench.ask([1, 2], 200)
+    held = bench.ask([1, 2], LONG)
     await held.begun.wait()
     await bench.engine.pause()
     await bench.update()
@@ -253,14 +254,14 @@ async def test_a_paused_engine_holds_calls_and_takes_updates(bench: Bench) -> No
     assert not late.ended.is_set()
     await bench.engine.resume()
     await all_ended([held, late])
-    assert held.generation.num_tokens == 200
+    assert held.generation.num_tokens == LONG
     assert late.versions() == [bench.policy_version] * 3
 
 
 async def test_a_call_goes_on_after_a_sleep_and_weights_come_in_afterwards(bench: Bench) -> None:
     if not bench.engine.features.sleep:
         pytest.skip("this engine keeps its memory")
-    held = bench.ask([1, 2], 200)
+    held = bench.ask([1, 2], LONG)
     await held.begun.wait()
     await bench.engine.pause()
     await bench.engine.sleep()
@@ -268,7 +269,7 @@ async def test_a_call_goes_on_after_a_sleep_and_weights_come_in_afterwards(bench
     await bench.engine.wake()
     await bench.engine.resume()
     await all_ended([held, late])
-    assert held.generation.num_tokens == 200 > seen
+    assert held.generation.num_tokens == LONG > seen
     assert held.drift(bench.model).max() < TOLERANCE
     await bench.update()
     after = await bench.one([1, 2, 3], 20)

@@ -22,11 +22,10 @@ from tailrace.sdk.policy import TurnRequest
 from tailrace_protos.base import as_int32, pack_int32
 from tailrace_protos.episode import Lease
 from tailrace_protos.generation import FinishReason, SamplingParams, TokenChunk
-from tests.contract.engine.harness import ENGINE, TOLERANCE, make_model, own_logprobs
+from tests.contract.engine.harness import ENGINE, LONG, TOLERANCE, make_model, own_logprobs
 from tests.e2e.runs import ROOT
 from tests.world.processes import kill_all
 
-NUM_NEW = 230
 SERVER = """
 import asyncio, sys
 from tailrace.channel import ServerChannelConfig, ZmqGenerateServer
@@ -142,15 +141,15 @@ async def check_turn(
     prompt = [1, 2, 3]
     policy.begin(episode)
     made = await policy.generate(
-        TurnRequest(pack_int32(prompt), NUM_NEW, SamplingParams(), episode, 0, on_chunk)
+        TurnRequest(pack_int32(prompt), LONG, SamplingParams(), episode, 0, on_chunk)
     )
     policy.end(episode)
     assert made.finish_reason is FinishReason.LENGTH
     assert streamed == made.token_ids.tolist()
-    assert len(streamed) == NUM_NEW
+    assert len(streamed) == LONG
     own = own_logprobs(make_model(0), [*prompt, *streamed])[len(prompt) - 1 :]
     taken = np.take_along_axis(own, made.token_ids[:, None].astype(np.int64), 1)[:, 0]
     assert np.abs(taken - made.inference_logprobs).max() < TOLERANCE
     assert [span.source.partition(".")[0] for span in made.spans] == ["first", "second"]
     assert {span.policy_version for span in made.spans} == {0}
-    assert sum(span.num_tokens for span in made.spans) == NUM_NEW
+    assert sum(span.num_tokens for span in made.spans) == LONG

@@ -11,7 +11,7 @@ import pytest
 
 from tailrace_inference.engine.driver import EngineDriver
 from tailrace_inference.ports import EngineFailedError
-from tests.contract.engine.harness import ENGINE, Bench, weights_of
+from tests.contract.engine.harness import ENGINE, LONG, Bench, weights_of
 from tests.world.processes import is_alive, words_of
 
 NOTICED_S = 90.0  # of a busy machine: an engine that is not watched is never noticed
@@ -53,7 +53,7 @@ async def test_a_dead_or_stopped_engine_is_noticed_and_control_calls_end(way: si
     others = {each.pid for each in psutil.Process().children(recursive=True)}
     async with await Bench.start(max_running=8, kv_cache_tokens=4096) as bench:
         watching = asyncio.create_task(bench.engine.watch())
-        asked = bench.ask([1, 2], 250)
+        asked = bench.ask([1, 2], LONG)
         await asked.begun.wait()
         await bench.engine.stage(iter(weights_of(bench.models[1])), 1)
         wound(bench.engine, way, others)

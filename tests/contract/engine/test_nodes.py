@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tailrace_inference.ports import EngineFailedError
-from tests.contract.engine.harness import ENGINE, ONE_GPU, TOLERANCE, TWO_NODES, Bench
+from tests.contract.engine.harness import ENGINE, LONG, ONE_GPU, TOLERANCE, TWO_NODES, Bench
 from tests.e2e.runs import ROOT
 from tests.world.processes import kill_all
 
@@ -29,11 +29,11 @@ pytestmark = [
 NOTICED_S = 60.0
 LEADER = """
 import asyncio
-from tests.contract.engine.harness import TWO_NODES, Bench
+from tests.contract.engine.harness import LONG, TWO_NODES, Bench
 
 async def serve():
     bench = await Bench.start(**TWO_NODES)
-    running = bench.ask([1, 2], 250)
+    running = bench.ask([1, 2], LONG)
     await running.begun.wait()
     print("ready", flush=True)
     await asyncio.Event().wait()
@@ -103,7 +103,7 @@ async def test_two_nodes_serve_the_weights_of_each_update_until_one_dies(
             assert versions_in(bench.engine._stage._folder.path) == newest
             await bench.update()
         await bench.stage()
-        running = bench.ask([1, 2], 250)
+        running = bench.ask([1, 2], LONG)
         await running.begun.wait()
         children = psutil.Process(follower.pid).children(recursive=True)
         if dies == "follower":

@@ -9,7 +9,7 @@ import pytest_asyncio
 import torch
 
 from tailrace_protos.generation import FinishReason
-from tests.contract.engine.harness import ENGINE, MAX_LEN, TOLERANCE, Bench, all_ended
+from tests.contract.engine.harness import ENGINE, LONG, MAX_LEN, TOLERANCE, Bench, all_ended
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -36,7 +36,7 @@ async def test_an_update_with_a_queue_leaves_no_keys_of_old_weights_and_loses_no
     async with await Bench.start(max_running=NUM_RUNNING, kv_cache_tokens=4096) as bench:
         shared = [n % 60 for n in range(64)]
         await bench.stage()
-        many = [bench.ask([*shared, n], 30, episode=f"e{n}") for n in range(3 * NUM_RUNNING)]
+        many = [bench.ask([*shared, n], 200, episode=f"e{n}") for n in range(3 * NUM_RUNNING)]
         await many[0].begun.wait()
         assert bench.engine.stats().num_waiting > 0
         await bench.swap()
@@ -58,8 +58,8 @@ async def test_an_update_with_a_queue_leaves_no_keys_of_old_weights_and_loses_no
 )
 async def test_after_an_update_the_shortest_context_goes_on_while_others_are_computed_again() -> None:
     async with await Bench.start(stream_chunk_tokens=1, stream_interval_ms=0.0) as bench:
-        long = [bench.ask([n, *range(60), n, *range(60), n, *range(60)], 60) for n in range(5)]
-        short = bench.ask([1, 2, 3], 180)
+        long = [bench.ask([n, *range(60), n, *range(60), n, *range(60)], 300) for n in range(5)]
+        short = bench.ask([1, 2, 3], 400)
         await bench.stage()
         for asked in (*long, short):
             await asked.begun.wait()
@@ -88,7 +88,7 @@ async def test_kept_keys_serve_later_turns_of_their_version_and_are_counted() ->
         second = await bench.one([*first.ids, 3], 10, episode="e")
         assert second.generation.num_cached_tokens >= 64
         await bench.stage()
-        held = bench.ask([7, 8, 9], 230)
+        held = bench.ask([7, 8, 9], LONG)
         await held.begun.wait()
         await bench.swap()
         await all_ended([held])

@@ -19,6 +19,7 @@ from tailrace_protos.generation import CallErrorCode, FinishReason
 from tailrace_protos.weights import ModelCard
 from tests.contract.engine.harness import (
     ENGINE,
+    LONG,
     MODEL,
     TOLERANCE,
     Bench,
@@ -49,7 +50,7 @@ async def test_an_abort_ends_no_call_whose_id_begins_with_the_same_letters(bench
 
 async def test_a_call_aborted_while_the_engine_is_held_repeats_no_token(bench: Bench) -> None:
     """SGLang repeats the last token of a call that it aborts in its queue, as those of a swap are."""
-    held = [bench.ask([3, 4, 5], 240) for _ in range(8)]
+    held = [bench.ask([3, 4, 5], LONG) for _ in range(8)]
     for asked in held:
         await asked.begun.wait()
     before = bench.model
