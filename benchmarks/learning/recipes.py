@@ -127,11 +127,8 @@ RECIPES = (
         "Sokoban",
         "gigpo, step-wise rows",
         SOKOBAN,
-        remark="Success still rises at the end, with every seed. Seed 1 played greedily solves two "
-        "held-out levels of 256 fewer than the player that pushes a box nearer to a goal. All seeds "
-        "make 250 steps; longer runs were not measured. Seed 1 took 548 s on a slow day, at 1.9 s a "
-        "step: about 25 more would have fitted into its ten minutes. Seed 3 took 162 s on another "
-        "day.",
+        remark="Success still rises at the end, with every seed. After 250 steps, where earlier runs "
+        "ended, seed 1 has 0.458 greedy, hardly more than the player that pushes a box nearer to a goal.",
     ),
     Recipe(
         "webshop_gigpo",
