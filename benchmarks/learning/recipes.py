@@ -128,7 +128,8 @@ RECIPES = (
         "gigpo, step-wise rows",
         SOKOBAN,
         remark="Success still rises at the end, with every seed. After 250 steps, where earlier runs "
-        "ended, seed 1 has 0.458 greedy, hardly more than the player that pushes a box nearer to a goal.",
+        "ended, seed 1 has 0.458 greedy, hardly more than the player that pushes a box nearer to a "
+        "goal.",
     ),
     Recipe(
         "webshop_gigpo",
