@@ -69,8 +69,30 @@ _LONG_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
-# A name is a model type, or one with a variant after a colon. The keys differ from those above.
+# Many heads: scores of two heads are often all zero, and what wins a tie hangs on the length.
+_INDEXED = {"index_topk": 16, "index_n_heads": 32, "index_head_dim": 16}
+_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_QWEN_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "depth": 1,
+    "num_heads": 4,
+    "out_hidden_size": 32,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [],
+}
+
+# A name is a model type, or one with a variant after a colon. The keys differ from those above; a
+# model that also sees has the entry of its `text` part, as checkpoints of these types have.
 ZOO: dict[str, dict[str, Any]] = {
+    "afmoe": {"sliding_window": 16},
     "apertus": {},
     "arcee": {},
     "bamba": {"attn_layer_indices": [1, 3]},
@@ -80,6 +102,7 @@ ZOO: dict[str, dict[str, Any]] = {
     "codegen": {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4, "n_inner": 48},
     "cohere": {},
     "cohere2": {"sliding_window": 16, "sliding_window_pattern": 2},
+    "cohere2_moe": {"sliding_window": 16},
     "ctrl": {"n_embd": 32, "n_head": 4, "n_layer": 2, "dff": 48},
     "cwm": {},
     "dbrx": {
@@ -92,12 +115,21 @@ ZOO: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {"num_key_value_heads": 4},
     "deepseek_v3": {"num_key_value_heads": 4},
+    "deepseek_v32": {"num_key_value_heads": 4, **_INDEXED},
+    "deepseek_v4": {
+        **_INDEXED,
+        "sliding_window": 16,
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+        "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"] * 2,
+        "mlp_layer_types": ["hash_moe", "moe"] * 2,
+    },
     "diffllama": {},
     "doge": {},
     "dots1": {"n_shared_experts": 1},
     "ernie4_5": {},
     "ernie4_5_moe": {},
     "exaone4": {"sliding_window": 16, "sliding_window_pattern": 4},
+    "exaone_moe": {"sliding_window": 16},
     "falcon": {"num_kv_heads": 2, "new_decoder_architecture": True},
     "falcon:alibi": {"alibi": True, "num_kv_heads": 4, "new_decoder_architecture": False},
     "falcon_h1": {},
@@ -106,6 +138,7 @@ ZOO: dict[str, dict[str, Any]] = {
     "fuyu": {},
     "gemma": {},
     "gemma2": {"sliding_window": 16},
+    "gemma3": {"text": "gemma3_text", "vision_config": _VISION, "mm_tokens_per_image": 4},
     "gemma3_text": {"sliding_window": 16, "sliding_window_pattern": 2},
     "gemma3n_text": {
         "hidden_size_per_layer_input": 8,
@@ -128,6 +161,8 @@ ZOO: dict[str, dict[str, Any]] = {
     "glm": {"partial_rotary_factor": 0.5},
     "glm4": {"partial_rotary_factor": 0.5},
     "glm4_moe": {},
+    "glm4_moe_lite": {"num_key_value_heads": 4},
+    "glm_moe_dsa": {"num_key_value_heads": 4, **_INDEXED},
     "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2},
     "gpt_bigcode": {"n_embd": 32, "n_head": 4, "n_layer": 2},
     "gpt_neo": {
@@ -140,12 +175,17 @@ ZOO: dict[str, dict[str, Any]] = {
     "gpt_oss": {"sliding_window": 16},
     "gptj": {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4, "n_inner": 48},
     "granite": {"logits_scaling": 2.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5},
+    "granite_swa": {"sliding_window": 16},
     "granitemoe": {},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "shared_intermediate_size": 48},
+    "granitemoe_swa": {"sliding_window": 16},
     "granitemoeshared": {},
     "helium": {},
     "hunyuan_v1_dense": {},
     "hunyuan_v1_moe": {},
+    "hy_v3": {},
+    "hyperclovax": {},
+    "jais2": {},
     "jamba": {
         "attn_layer_period": 2,
         "attn_layer_offset": 1,
@@ -162,13 +202,19 @@ ZOO: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention"] * 2,
         "mlp_layer_types": ["dense", "sparse"] * 2,
     },
+    "laguna": {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+    "lfm3": {
+        "sliding_window": 16,
+        "layer_types": ["conv", "sliding_attention", "conv", "full_attention"],
+    },
     "llama": {},
     "llama:dynamic": {
         "max_position_embeddings": 64,
         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
     },
+    "llama4": {"text": "llama4_text", "vision_config": {**_VISION, "vision_output_dim": 32}},
     "llama4_text": {
         "attention_chunk_size": 16,
         "no_rope_layers": [1, 1, 1, 0],
@@ -182,6 +228,7 @@ ZOO: dict[str, dict[str, Any]] = {
     },
     "mamba": {"state_size": 8, "num_hidden_layers": 2},
     "mamba2": {**_MAMBA2, "num_hidden_layers": 2, "chunk_size": 16},
+    "mellum": {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "mimo_v2_flash": {},
     "minicpm3": {"num_key_value_heads": 4},
     "minimax": {"block_size": 16, "layer_types": ["linear_attention", "full_attention"] * 2},
@@ -227,15 +274,20 @@ ZOO: dict[str, dict[str, Any]] = {
     "qwen2_moe": {},
     "qwen3": {},
     "qwen3_moe": {},
+    "qwen3_5": {"text": "qwen3_5_text", "vision_config": _QWEN_VISION},
+    "qwen3_5_moe": {"text": "qwen3_5_moe_text", "vision_config": _QWEN_VISION},
     "qwen3_5_moe_text": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "recurrent_gemma": {"attention_window_size": 16, "lru_width": 32, "num_hidden_layers": 3},
     "seed_oss": {"residual_dropout": 0.1, "attention_dropout": 0.1},
     "smollm3": {"no_rope_layers": [1, 0, 1, 0]},
+    "solar_open": {},
     "stablelm": {},
     "starcoder2": {"sliding_window": None, "residual_dropout": 0.1},
     "vaultgemma": {"sliding_window": 16},
+    "xlstm": {},
+    "youtu": {"num_key_value_heads": 4},
     "zamba2": {
         "num_hidden_layers": 3,
         "layers_block_type": ["mamba", "hybrid", "hybrid"],  # two layers have one block
@@ -250,6 +302,10 @@ ZOO: dict[str, dict[str, Any]] = {
 def configuration(name: str, **changed: Any) -> Any:
     """Hugging Face configuration of an entry of `ZOO`; `changed` keys replace its own."""
     model_type = name.partition(":")[0]
+    if "text" in ZOO[name]:
+        others = {key: value for key, value in ZOO[name].items() if key != "text"}
+        text = configuration(ZOO[name]["text"]).to_dict()
+        return AutoConfig.for_model(model_type, text_config=text, **(others | changed))
     known = AutoConfig.for_model(model_type)
     keys = {*dir(known), *known.attribute_map}
     sizes = _SIZES | {key: value for key, value in _PARTS.items() if key in keys}

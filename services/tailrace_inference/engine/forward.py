@@ -101,7 +101,7 @@ def build_model(config_json: bytes, config: InferenceConfig) -> Any:
     except ForeignCodeError as error:  # unknown to transformers, or a wrong configuration
         if isinstance(error.error, DeviceError):
             raise error.error from error
-        raise UnsupportedModelError(model_type, str(error.error)) from error
+        raise UnsupportedModelError(model_type, " ".join(str(error.error).split())) from error
 
 
 def _cache_tokens(
