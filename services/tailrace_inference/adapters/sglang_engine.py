@@ -24,7 +24,6 @@ from tailrace.foreign import ForeignCodeError
 from tailrace_inference.adapters.sglang_calls import SGLangCall
 from tailrace_inference.adapters.sglang_settings import (
     check_arguments,
-    check_layout,
     host_cache_tokens,
     model_folder,
     server_arguments,
@@ -110,11 +109,6 @@ class SGLangEngine(StagedEngine):
         self._guides = (
             None if self._tokenizer is None else Guides(self._tokenizer, self._stage.vocab_size)
         )
-        try:
-            check_layout(self._stage.shapes, card)
-        except EngineRefusalError:
-            self._remove_files()
-            raise
 
     async def start(self) -> None:
         """See `Engine`."""

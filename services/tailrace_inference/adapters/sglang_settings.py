@@ -118,16 +118,5 @@ def host_cache_tokens(
     return int(float(given.get("hicache_ratio") or _HICACHE_RATIO) * capacity_tokens)
 
 
-def check_layout(shapes: Mapping[str, tuple[int, ...]], card: ModelCard) -> None:
-    """Raises `EngineRefusalError` for parameters that SGLang lays out in another way."""
-    for name, shape in shapes.items():
-        if len(shape) > 2 and 0 not in shape:
-            model_type = json.loads(card.config_json).get("model_type")
-            raise EngineRefusalError(
-                f"inference.engine: sglang loads {name!r} in another layout than that of transformers: "
-                f"take torch for {model_type}"
-            )
-
-
 def _on_cpu(config: InferenceConfig) -> bool:
     return config.device == "cpu" or not torch.cuda.is_available()

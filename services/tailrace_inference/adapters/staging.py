@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tailrace.foreign import ForeignCodeError, foreign_code
@@ -199,6 +200,7 @@ class HostStage:
         skeleton = _skeleton(folder, dtype)
         embedding: Any = skeleton.get_input_embeddings()
         self.vocab_size = int(embedding.num_embeddings)
+        self._skeleton = skeleton
         self._stage = WeightStage(skeleton, torch.device("cpu"))
         names: dict[int, str] = {}
         for name, target in self._stage.targets.items():
@@ -221,7 +223,7 @@ class HostStage:
     def write(
         self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None
     ) -> Path:
-        """Writes the whole model as a safetensors file; raises `WeightMismatchError`."""
+        """Writes the whole model as a checkpoint's file; raises `WeightMismatchError`."""
         staged = self._stage.load(tensors, policy_version, base_version)
         values = {
             self._names[id(target)]: value
@@ -230,7 +232,7 @@ class HostStage:
         if base_version is None:
             self._whole = values if self.base_version == policy_version else {}
         values = self._whole | values
-        return self._write(policy_version, values)
+        return self._write(policy_version, _as_in_checkpoints(self._skeleton, values))
 
     def _write(self, policy_version: int, values: dict[str, torch.Tensor]) -> Path:
         """Writes a file over the oldest: memory that is in use already costs half of fresh memory.
@@ -311,6 +313,15 @@ class StagedEngine(ABC):
     @abstractmethod
     def abort(self, call_id: str) -> None:
         """See `Engine`."""
+
+
+def _as_in_checkpoints(model: Any, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights under the names and in the shapes of the model's checkpoints, which engines load.
+
+    Those of transformers may differ: all experts of a layer are one tensor there.
+    """
+    with foreign_code("transformers"):
+        return revert_weight_conversion(model, values)
 
 
 def _skeleton(folder: Path, dtype: torch.dtype) -> Any:

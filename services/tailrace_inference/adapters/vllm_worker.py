@@ -111,8 +111,14 @@ class WeightLoader:
         """
         if folder := os.environ.get(FOLLOWER_FOLDER):
             path = str(Path(folder) / Path(path).name)
+        layers = list(self.model_runner.get_model().modules())
+        if self.model_runner.device.type == "cpu":
+            for layer in layers:
+                # Experts are packed for the CPU where their kernel is made, which vLLM does once.
+                if getattr(getattr(layer, "quant_method", None), "moe_kernel", None) is not None:
+                    layer.quant_method.moe_kernel = None
         self.model_runner.reload_weights(weights_iterator=_tensors(path))
-        for layer in self.model_runner.get_model().modules():
+        for layer in layers:
             # On the CPU an output layer tied to the embedding keeps a packed copy, which vLLM forgets.
             if hasattr(layer, "cpu_linear") and layer.weight.numel():
                 layer.quant_method.process_weights_after_loading(layer)
