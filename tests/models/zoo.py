@@ -304,8 +304,8 @@ def configuration(name: str, **changed: Any) -> Any:
     model_type = name.partition(":")[0]
     if "text" in ZOO[name]:
         others = {key: value for key, value in ZOO[name].items() if key != "text"}
-        text = configuration(ZOO[name]["text"]).to_dict()
-        return AutoConfig.for_model(model_type, text_config=text, **(others | changed))
+        text = configuration(ZOO[name]["text"], **changed).to_dict()
+        return AutoConfig.for_model(model_type, text_config=text, **others)
     known = AutoConfig.for_model(model_type)
     keys = {*dir(known), *known.attribute_map}
     sizes = _SIZES | {key: value for key, value in _PARTS.items() if key in keys}

@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 

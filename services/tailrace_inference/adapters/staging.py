@@ -206,6 +206,7 @@ class HostStage:
         for name, target in self._stage.targets.items():
             names.setdefault(id(target), name)  # tied parameters are written once
         self._names = names
+        self._unread = {names[each] for each in _beside_text(skeleton) if each in names}
         self._whole: dict[str, torch.Tensor] = {}  # the base of adapters
         self._files: list[Path] = []
         self._folder = OwnFolder()
@@ -214,11 +215,6 @@ class HostStage:
     def base_version(self) -> int:
         """The base version for adapters; -1: none."""
         return self._stage.base_version
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each parameter, by name."""
-        return {name: tuple(target.shape) for name, target in self._stage.targets.items()}
 
     def write(
         self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None
@@ -231,8 +227,8 @@ class HostStage:
         }
         if base_version is None:
             self._whole = values if self.base_version == policy_version else {}
-        values = self._whole | values
-        return self._write(policy_version, _as_in_checkpoints(self._skeleton, values))
+        read = {name: each for name, each in (self._whole | values).items() if name not in self._unread}
+        return self._write(policy_version, _as_in_checkpoints(self._skeleton, read))
 
     def _write(self, policy_version: int, values: dict[str, torch.Tensor]) -> Path:
         """Writes a file over the oldest: memory that is in use already costs half of fresh memory.
@@ -315,13 +311,26 @@ class StagedEngine(ABC):
         """See `Engine`."""
 
 
+def _beside_text(model: Any) -> set[int]:
+    """Ids of the parameters that tokens do not pass, in a model that also sees or hears."""
+    if model.config.get_text_config() is model.config:
+        return set()
+    read = {
+        id(each)
+        for part in (model.get_decoder(), model.get_output_embeddings())
+        for each in part.parameters()
+    }
+    return {id(each) for each in model.parameters()} - read
+
+
 def _as_in_checkpoints(model: Any, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Weights under the names and in the shapes of the model's checkpoints, which engines load.
 
     Those of transformers may differ: all experts of a layer are one tensor there.
     """
     with foreign_code("transformers"):
-        return revert_weight_conversion(model, values)
+        found: dict[str, torch.Tensor] = revert_weight_conversion(model, values)
+    return found
 
 
 def _skeleton(folder: Path, dtype: torch.dtype) -> Any:

@@ -6,7 +6,8 @@ import stat
 
 _LOG = "/proc/self/fd/2"
 _MOST_BYTES = 1 << 20
-_IN_LOG = "See root cause above"  # vLLM: its engine core has told why
+# vLLM: its engine core, or the process that looked at the model's class, has told why.
+_IN_LOG = ("See root cause above", "check the logs for more details")
 # An exception as Python or a logger ends its traceback, behind the logger's own words.
 _EXCEPTION = re.compile(rb"^(?:.*[\])] )?((?:\w+\.)*\w+(?:Error|Exception|Exit): .+)$", re.MULTILINE)
 
@@ -20,8 +21,9 @@ class StartLog:
         self._start = found.st_size if found is not None and is_file else -1
 
     def told(self, error: Exception) -> str:
-        """Words of an error; where it points to the log, the newest exception there."""
-        return (_IN_LOG in str(error) and self._cause()) or str(error)
+        """Words of an error in one line; where it points to the log, the newest exception there."""
+        words = " ".join(str(error).split())
+        return (any(each in words for each in _IN_LOG) and self._cause()) or words
 
     def _cause(self) -> str:
         if self._start < 0:

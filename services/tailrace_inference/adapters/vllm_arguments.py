@@ -69,6 +69,7 @@ def engine_arguments(
         "seed": welcome.seed,
         "max_logprobs": max_logprobs,
         "disable_log_stats": True,
+        "language_model_only": True,  # else models that also see need their processor
         "enable_sleep_mode": sleeps and device != "cpu",
         **_cache(config, content, device, max_len),
     }

@@ -14,6 +14,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from vllm import _custom_ops
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.model_loader.reload import inplace
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
@@ -124,6 +127,32 @@ class WeightLoader:
                 layer.quant_method.process_weights_after_loading(layer)
 
 
+_finalize = inplace.finalize_layerwise_reload
+
+
+def _finalize_whole(model: Any, *args: Any) -> None:
+    """Ends a reload, unless layers got none of their weights: vLLM would say so in its log alone.
+
+    Models whose loader copies into the parameters themselves lose what they copy (GPT-OSS's experts).
+    """
+    without: dict[str, set[int]] = {}
+    loaded: set[int] = set()  # an output layer may be the embedding
+    text = model.get_language_model() if hasattr(model, "get_language_model") else model
+    for name, layer in text.named_modules():
+        info = get_layerwise_info(layer)
+        weights = {id(weight) for weight in (info.kernel_tensors or ({},))[0].values()}
+        if info.can_load() and not info.load_numel and not is_deferred_attention_layer(layer):
+            without[name] = weights
+        else:
+            loaded |= weights
+    if lost := [name for name, weights in without.items() if weights - loaded]:
+        raise RuntimeError(
+            f"vLLM loads no update of {len(lost)} layers of {type(model).__name__}, such as {lost[0]}: "
+            "take another engine for this model"
+        )
+    _finalize(model, *args)
+
+
 def _tensors(path: str) -> Iterator[tuple[str, Tensor]]:
     with safe_open(path, framework="pt") as file:
         names: list[str] = file.keys()
@@ -141,5 +170,6 @@ def leave_weights_alone() -> None:
         _custom_ops._supports_onednn = False
 
 
+inplace.finalize_layerwise_reload = _finalize_whole
 end_with_server()
 leave_weights_alone()

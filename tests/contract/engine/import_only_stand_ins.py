@@ -1,8 +1,9 @@
-"""Stand-ins of `torchvision` and `sgl_kernel` for SGLang on a CPU: imports succeed, every call raises.
+"""Stand-ins of `torchvision` and `sgl_kernel` for engines on a CPU: imports succeed, every call raises.
 
-SGLang imports both at its start. The one has no build for torch's CPU wheels, the other needs CUDA; no
-text model on a CPU calls them. `.venv-sglang/ready` copies this module into its environment, where a
-`.pth` file loads it in each process. A real package of the same name wins.
+SGLang imports both at its start, vLLM the first for models that also see. The one has no build for
+torch's CPU wheels, the other needs CUDA; text on a CPU calls neither. The environments of both engines
+have a copy of this module, which a `.pth` file loads in each process. A real package of the same name
+wins.
 """
 
 import importlib.machinery

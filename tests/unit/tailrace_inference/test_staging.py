@@ -28,8 +28,10 @@ from tailrace_inference.adapters.staging import (
     write_model_folder,
 )
 from tailrace_inference.ports import EngineFailedError, WeightMismatchError
+from tailrace_learner.adapters import hf_model
 from tailrace_protos.weights import ModelCard
 from tests.contract.engine.harness import make_card, make_model, weights_of
+from tests.models.zoo import make_model as make_zoo_model
 
 
 @pytest.fixture
@@ -53,6 +55,24 @@ def test_each_file_holds_its_version_in_the_engine_s_type_and_the_oldest_memory_
         inodes.append(path.stat().st_ino)
         assert len(list(path.parent.glob("*.safetensors"))) <= 2
     assert inodes[2:] == [inodes[0], inodes[1], inodes[0]]
+    stage.close()
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss", "gemma3", "llama4"])
+def test_a_file_is_that_of_the_model_s_checkpoints_without_what_only_sees(
+    name: str, tmp_path: Path
+) -> None:
+    """Transformers keeps the experts of a layer in one tensor; engines load checkpoints."""
+    model = make_zoo_model(name)
+    model.save_pretrained(tmp_path)
+    stage = HostStage(tmp_path, torch.float32)
+    weights = (hf_model.tensor_bytes(*each, "float32") for each in hf_model.named_weights(model))
+    found = load_file(stage.write(weights, 0, None))
+    saved = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(found[each], saved[each]) for each in found)
+    unread = {each.partition(".")[0] for each in set(saved) - set(found)}
+    assert unread == ({"vision_tower", "multi_modal_projector"} if name == "gemma3" else set())
+    assert any(".experts." in each for each in found) == (name != "gemma3")
     stage.close()
 
 

@@ -17,6 +17,7 @@ subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write(sys.argv[1])
 print(log.told(RuntimeError(sys.argv[2])))
 """
 POINTER = "Engine core initialization failed. See root cause above."
+INSPECTED = "Architectures ['X'] failed to be inspected.\nPlease check the logs for more details."
 OF_VLLM = """\
 (EngineCore pid=12) ERROR 11-26 03:00:00 [core.py:1510] EngineCore failed to start.
 (EngineCore pid=12) ERROR 11-26 03:00:00 [core.py:1510] Traceback (most recent call last):
@@ -36,7 +37,8 @@ OF_VLLM = """\
             "torch.OutOfMemoryError: of a device",
         ),
         ("INFO all is well\n", POINTER, POINTER),
-        (OF_VLLM, "a setting is wrong", "a setting is wrong"),
+        (OF_VLLM, INSPECTED, "ValueError: No available memory for the cache."),
+        (OF_VLLM, "1 validation error\n  a setting is wrong", "1 validation error a setting is wrong"),
     ],
 )
 def test_the_newest_exception_since_the_start_is_the_cause_that_an_error_points_to(
