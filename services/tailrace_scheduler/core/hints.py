@@ -318,6 +318,15 @@ HINTS = (
         "learner.training_args.learning_rate",
     ),
     Hint(
+        "engines_differ",
+        lambda seen: seen.total("num_servers_beyond_mismatch"),
+        1.0,
+        0.0,
+        "the log-probabilities of all inference servers differ from the learner's by more than "
+        "learner.max_mismatch: give learner.model_args.dtype and inference.dtype one value, sample at "
+        "one temperature, and compare engine and model with tailrace doctor --engine ... --model ...",
+    ),
+    Hint(
         "masked_tokens",
         _masked,
         0.3,

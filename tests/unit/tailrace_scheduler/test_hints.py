@@ -68,6 +68,11 @@ CASES = {
     "episode_limit": (of_episodes(), of_episodes(**CUT), "agents.generating_args.max_new_tokens"),
     "low_entropy": (of_steps(entropy=0.8), of_steps(entropy=0.01), "learner.entropy_loss_coef"),
     "high_entropy": (of_steps(entropy=0.5), of_steps(entropy=3.0), "learner.entropy_loss_coef"),
+    "engines_differ": (
+        of_steps(num_trained_tokens=90.0),
+        of_steps(num_servers_beyond_mismatch=1.0),
+        "learner.max_mismatch",
+    ),
     "masked_tokens": (
         of_steps(mis_masked_fraction=0.01),
         of_steps(mis_masked_fraction=0.5),
