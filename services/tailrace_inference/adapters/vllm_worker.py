@@ -15,6 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 from vllm import _custom_ops
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import inplace
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.v1.sample import rejection_sampler
@@ -130,18 +131,20 @@ class WeightLoader:
 _finalize = inplace.finalize_layerwise_reload
 
 
-def _finalize_whole(model: Any, *args: Any) -> None:
+def _finalize_whole(model: Any, model_config: Any) -> None:
     """Ends a reload, unless layers got none of their weights: vLLM would say so in its log alone.
 
     Models whose loader copies into the parameters themselves lose what they copy (GPT-OSS's experts).
     """
     without: dict[str, set[int]] = {}
-    loaded: set[int] = set()  # an output layer may be the embedding
+    loaded: set[int] = set()
+    is_tied = getattr(model_config.hf_text_config, "tie_word_embeddings", False)
     text = model.get_language_model() if hasattr(model, "get_language_model") else model
     for name, layer in text.named_modules():
         info = get_layerwise_info(layer)
         weights = {id(weight) for weight in (info.kernel_tensors or ({},))[0].values()}
-        if info.can_load() and not info.load_numel and not is_deferred_attention_layer(layer):
+        waits = info.can_load() and not info.load_numel and not is_deferred_attention_layer(layer)
+        if waits and not (is_tied and isinstance(layer, ParallelLMHead)):
             without[name] = weights
         else:
             loaded |= weights
@@ -150,7 +153,7 @@ def _finalize_whole(model: Any, *args: Any) -> None:
             f"vLLM loads no update of {len(lost)} layers of {type(model).__name__}, such as {lost[0]}: "
             "take another engine for this model"
         )
-    _finalize(model, *args)
+    _finalize(model, model_config)
 
 
 def _tensors(path: str) -> Iterator[tuple[str, Tensor]]:
