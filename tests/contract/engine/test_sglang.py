@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,9 @@ from tailrace_inference.adapters.engines import start_engine
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.ports import EngineFailedError
 from tailrace_protos.generation import CallErrorCode, FinishReason
-from tailrace_protos.weights import ModelCard
 from tests.contract.engine.harness import (
     ENGINE,
     LONG,
-    MODEL,
     TOLERANCE,
     Bench,
     all_ended,
@@ -96,14 +93,6 @@ async def test_arguments_that_cannot_work_are_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         await start_engine(make_card(), InferenceConfig(engine="sglang", engine_args=arguments))
-
-
-async def test_experts_in_another_layout_are_refused() -> None:
-    content = MODEL | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2}
-    with pytest.raises(ConfigError, match=r"experts.* take torch for qwen3_moe"):
-        await start_engine(
-            ModelCard(json.dumps(content).encode(), {}), InferenceConfig(engine="sglang")
-        )
 
 
 async def test_an_update_that_sglang_does_not_take_ends_the_engine(
