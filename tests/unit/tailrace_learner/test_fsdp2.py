@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from tailrace_learner.adapters import hf_model
 from tailrace_learner.adapters.hf_model import TrainableModel
 from tailrace_learner.adapters.ranks import TorchRanks
 from tailrace_learner.adapters.snapshots import take_snapshot
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
+from tailrace_learner.config_models import ModelArgs
 from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.step import StepTrainer
+from tests.models.judge import moved_model
 from tests.unit.tailrace_learner.factory import CPU, config, make_policy, make_rows
 from tests.unit.tailrace_learner.model.test_shared_prefixes import episode_rows, group_rows
 from tests.unit.tailrace_learner.ranks import on_ranks
@@ -26,14 +29,20 @@ from tests.unit.tailrace_learner.test_ranks import ARGS
 Weights = dict[str, torch.Tensor]
 
 
-def policy_of(*, recomputes: bool = False, autocast: bool = False) -> PolicyModel:
+def policy_of(*, recomputes: bool = False, autocast: bool = False, zoo: str = "") -> PolicyModel:
+    """A policy of our usual model, or of an entry of the zoo on its own path of rows."""
+    if zoo:
+        args = ModelArgs(disable_gradient_checkpointing=not recomputes)
+        return PolicyModel(
+            hf_model.prepared(moved_model(zoo), config(device="cpu", model_args=args)), CPU, 1.0, 64
+        )
     policy = make_policy("qwen3")
     if recomputes:
         policy.model.gradient_checkpointing_enable({"use_reentrant": False})
     return dataclasses.replace(policy, autocast=autocast)
 
 
-def trained(strategy: Strategy, **how: bool) -> tuple[Weights, float]:
+def trained(strategy: Strategy, **how: Any) -> tuple[Weights, float]:
     """Weights and the last loss after two steps of groups and an episode that share prefixes."""
     policy = strategy.spread(policy_of(**how))
     given = config(training_args=ARGS, max_tokens_per_micro_batch=60)
@@ -54,7 +63,7 @@ def trained(strategy: Strategy, **how: bool) -> tuple[Weights, float]:
     return weights, loss
 
 
-def trained_sharded(ranks: TorchRanks, how: dict[str, bool]) -> tuple[Weights, float]:
+def trained_sharded(ranks: TorchRanks, how: dict[str, Any]) -> tuple[Weights, float]:
     return trained(Fsdp2Strategy(ranks, CPU), **how)
 
 
@@ -65,6 +74,25 @@ def test_shared_prefixes_and_recomputed_layers_train_on_three_ranks_as_on_one() 
         assert loss == pytest.approx(expected_loss, rel=1e-5)
         for name, tensor in expected.items():
             torch.testing.assert_close(weights[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(
+    "zoo",
+    [
+        "qwen3_moe",
+        "longcat_flash",  # on one rank all tokens of a pass may take experts without weights
+        "deepseek_v4",  # rows by themselves; short ones leave weights unused
+        "zamba2",  # two layers have one block
+        "gemma3",  # its vision tower has no gradient
+    ],
+)
+def test_models_of_other_kinds_train_on_two_ranks_as_on_one(zoo: str) -> None:
+    how = {"recomputes": True, "zoo": zoo}
+    expected, expected_loss = trained(Strategy(), **how)
+    for weights, loss in on_ranks(2, trained_sharded, how):
+        assert loss == pytest.approx(expected_loss, rel=1e-4)
+        for name, tensor in expected.items():
+            torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("recomputes", [True, False])

@@ -9,6 +9,7 @@ weights are float32.
 """
 
 import warnings
+from collections import Counter
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tailrace_learner.adapters.strategies.base import Root, RootedPolicy, Strategy
 from tailrace_learner.config_models import TrainingArgs
+from tailrace_learner.core.model.forward_path import decoder_of
 from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.ports import Ranks
@@ -38,8 +40,10 @@ class Fsdp2Strategy(Strategy):
         narrow = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
+        of_text = set(decoder_of(policy.model).modules())
         for layer in _layers(policy.model):
-            self._shard(layer, narrow if policy.autocast else MixedPrecisionPolicy())
+            precision = narrow if policy.autocast else MixedPrecisionPolicy()
+            self._shard(layer, precision, sums_unused=layer in of_text)
         # Our layers end in a view; later additions to it are out of place.
         warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor")
         root = Root(policy.model)
@@ -60,13 +64,24 @@ class Fsdp2Strategy(Strategy):
         on_device = tensor.to(like.device)
         return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)
 
-    def _shard(self, module: nn.Module, precision: MixedPrecisionPolicy) -> None:
+    def _shard(
+        self, module: nn.Module, precision: MixedPrecisionPolicy, *, sums_unused: bool = False
+    ) -> None:
+        """Cuts a module. `sums_unused`: a weight may have a gradient on some ranks only (experts)."""
         sharded = fully_shard(module, mesh=self._mesh, reshard_after_forward=True, mp_policy=precision)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
+        if sums_unused and hasattr(sharded, "set_reduce_scatter_unused_params"):  # not before 2.13
+            sharded.set_reduce_scatter_unused_params(True, recurse=False)
 
 
 def _layers(model: Any) -> list[nn.Module]:
-    """Modules that must not be split, as the architecture declares them."""
+    """Modules that must not be split, as the architecture declares them; inner ones first.
+
+    Those that have weights of others are left out: a weight is cut once (Zamba 2's shared blocks).
+    """
     names = set(model._no_split_modules or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    found = [module for module in model.modules() if type(module).__name__ in names]
+    inner = {part for module in found for part in module.modules() if part is not module}
+    held = Counter(each for module in found if module not in inner for each in module.parameters())
+    return [module for module in found[::-1] if all(held[each] == 1 for each in module.parameters())]

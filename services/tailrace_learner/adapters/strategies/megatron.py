@@ -116,13 +116,15 @@ class CutOptimizer(SummedOptimizer):
         _sum(self._parameters(), self._equals)
         return super().update(count=count, learning_rate=learning_rate, max_grad_norm=max_grad_norm)
 
-    def _norm(self, grads: Sequence[Tensor]) -> float:
-        """Norm of the whole model: each part of a cut weight counts, a whole weight counts once."""
-        dims = [_cut_dim(p) for p in self._parameters() if p.grad is not None]
-        cut = [grad for grad, dim in zip(grads, dims, strict=True) if dim is not None]
-        common = [grad for grad, dim in zip(grads, dims, strict=True) if dim is None]
-        square = _square(cut) + _square(common) / self._neighbours.size()
-        return math.sqrt(self._world.sums([square])[0] / self._equals.size())
+    def _squares(self, moved: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> list[float]:
+        """Squares of the whole model: each part of a cut weight counts, a whole weight counts once."""
+        own = torch.stack(torch._foreach_norm(list(grads))).double().square().tolist()
+        size = self._neighbours.size()
+        counted = [
+            square / (size if _cut_dim(parameter) is None else 1)
+            for parameter, square in zip(moved, own, strict=True)
+        ]
+        return [square / self._equals.size() for square in self._world.sums(counted)]
 
 
 def _check(config: Any, size: int) -> None:
@@ -155,10 +157,3 @@ def _sum(parameters: Sequence[nn.Parameter], group: ProcessGroup) -> None:
     works = [distributed.all_reduce(grad, group=group, async_op=True) for grad in grads]
     for work in works:
         work.wait()
-
-
-def _square(tensors: Sequence[Tensor]) -> float:
-    """Returns the sum of all squares."""
-    if not tensors:
-        return 0.0
-    return float(torch.stack(torch._foreach_norm(list(tensors))).double().square().sum())

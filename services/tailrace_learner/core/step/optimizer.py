@@ -81,18 +81,25 @@ class SummedOptimizer:
     def update(self, *, count: float, learning_rate: float, max_grad_norm: float) -> UpdateResult:
         """Divide summed gradients by `count`, clip, step, clear; discard gradients that are not finite.
 
-        The norm is that of all shards. Every rank must call it.
+        The norm is that of all shards. A weight whose gradients were all zero so far is left alone, so
+        that it does not decay on several ranks either, which add zeros for what a pass leaves unused.
+        Every rank must call it.
         """
-        grads = [local(p.grad) for p in self._parameters() if p.grad is not None]
-        if not grads or count <= 0:
+        found = [(each, local(each.grad)) for each in self._parameters() if each.grad is not None]
+        if not found or count <= 0:
             self.zero_grad(set_to_none=True)
             return UpdateResult(0.0, False)
-        grad_norm = self._norm(grads) / count
+        moved, grads = [each for each, _ in found], [grad for _, grad in found]
+        squares = self._squares(moved, grads)
+        grad_norm = math.sqrt(sum(squares)) / count
         if not math.isfinite(grad_norm):
             self.zero_grad(set_to_none=True)
             return UpdateResult(grad_norm, False)
         bounded = max_grad_norm / grad_norm if 0 < max_grad_norm < grad_norm else 1.0
         torch._foreach_mul_(grads, bounded / count)
+        for parameter, square in zip(moved, squares, strict=True):
+            if grad_norm and not square and not self.inner.state.get(parameter):
+                parameter.grad = None
         for group in self.param_groups:
             group["lr"] = learning_rate
         self.inner.step()
@@ -106,11 +113,10 @@ class SummedOptimizer:
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
-    def _norm(self, grads: Sequence[Tensor]) -> float:
-        norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(grads)))))
-        if self.ranks.num_ranks == 1:
-            return norm
-        return math.sqrt(self.ranks.sums([norm * norm])[0])
+    def _squares(self, moved: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> list[float]:
+        """Squared norms of the whole gradients of these parameters."""
+        squares = torch.stack(torch._foreach_norm(list(grads))).double().square().tolist()
+        return squares if self.ranks.num_ranks == 1 else self.ranks.sums(squares)
 
 
 def try_optimizer(args: TrainingArgs, key: str) -> None:
