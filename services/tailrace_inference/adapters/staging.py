@@ -285,7 +285,7 @@ class StagedEngine(ABC):
         """See `Engine`."""
         try:
             path = await in_background(self._stage.write, tensors, policy_version, base_version)
-        except (MemoryError, OSError, RuntimeError, SegmentSpaceError) as error:
+        except (ForeignCodeError, MemoryError, OSError, RuntimeError, SegmentSpaceError) as error:
             raise NotStagedError(policy_version, f"{type(error).__name__}: {error}") from error
         if self._share is not None:
             await self._share(policy_version, path)

@@ -136,24 +136,34 @@ def _finalize_whole(model: Any, model_config: Any) -> None:
 
     Models whose loader copies into the parameters themselves lose what they copy (GPT-OSS's experts).
     """
-    without: dict[str, set[int]] = {}
-    loaded: set[int] = set()
     is_tied = getattr(model_config.hf_text_config, "tie_word_embeddings", False)
-    text = model.get_language_model() if hasattr(model, "get_language_model") else model
-    for name, layer in text.named_modules():
-        info = get_layerwise_info(layer)
-        weights = {id(weight) for weight in (info.kernel_tensors or ({},))[0].values()}
-        waits = info.can_load() and not info.load_numel and not is_deferred_attention_layer(layer)
-        if waits and not (is_tied and isinstance(layer, ParallelLMHead)):
-            without[name] = weights
-        else:
-            loaded |= weights
-    if lost := [name for name, weights in without.items() if weights - loaded]:
+    if lost := _not_loaded(model, is_tied):
         raise RuntimeError(
             f"vLLM loads no update of {len(lost)} layers of {type(model).__name__}, such as {lost[0]}: "
             "take another engine for this model"
         )
     _finalize(model, model_config)
+
+
+def _not_loaded(model: Any, is_tied: bool) -> list[str]:
+    """Names of the text model's layers with weights of which a reload has loaded none.
+
+    `is_tied`: the output layer's are those of the embedding.
+    """
+    text = model.get_language_model() if hasattr(model, "get_language_model") else model
+    return [
+        name
+        for name, layer in text.named_modules()
+        if next(layer.parameters(recurse=False), None) is not None
+        and not (is_tied and isinstance(layer, ParallelLMHead))
+        and not is_deferred_attention_layer(layer)
+        and _is_empty(get_layerwise_info(layer))
+    ]
+
+
+def _is_empty(info: Any) -> bool:
+    """Tells whether a layer waits for its first weight; one that has all of them waits for none."""
+    return info.can_load() and not info.load_numel
 
 
 def _tensors(path: str) -> Iterator[tuple[str, Tensor]]:

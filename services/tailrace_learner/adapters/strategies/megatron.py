@@ -7,7 +7,7 @@ the groups; core divides once, by the step's global count. It has not been run o
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.config_execution import StrategyArgs
 from tailrace_learner.config_models import TrainingArgs
 from tailrace_learner.core.model.policy import PolicyModel
-from tailrace_learner.core.step.optimizer import SummedOptimizer, torch_optimizer
+from tailrace_learner.core.step.optimizer import SummedOptimizer, squared_norms, torch_optimizer
 from tailrace_learner.ports import Ranks, UpdateResult
 
 _COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
@@ -116,13 +116,12 @@ class CutOptimizer(SummedOptimizer):
         _sum(self._parameters(), self._equals)
         return super().update(count=count, learning_rate=learning_rate, max_grad_norm=max_grad_norm)
 
-    def _squares(self, moved: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> list[float]:
+    def _squares(self, grads: Mapping[nn.Parameter, Tensor]) -> list[float]:
         """Squares of the whole model: each part of a cut weight counts, a whole weight counts once."""
-        own = torch.stack(torch._foreach_norm(list(grads))).double().square().tolist()
         size = self._neighbours.size()
         counted = [
             square / (size if _cut_dim(parameter) is None else 1)
-            for parameter, square in zip(moved, own, strict=True)
+            for parameter, square in zip(grads, squared_norms(grads.values()), strict=True)
         ]
         return [square / self._equals.size() for square in self._world.sums(counted)]
 

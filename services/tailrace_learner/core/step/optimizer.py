@@ -6,7 +6,7 @@ parameter.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -81,30 +81,32 @@ class SummedOptimizer:
     def update(self, *, count: float, learning_rate: float, max_grad_norm: float) -> UpdateResult:
         """Divide summed gradients by `count`, clip, step, clear; discard gradients that are not finite.
 
-        The norm is that of all shards. A weight whose gradients were all zero so far is left alone, so
-        that it does not decay on several ranks either, which add zeros for what a pass leaves unused.
-        Every rank must call it.
+        The norm is that of all shards. Every rank must call it.
         """
-        found = [(each, local(each.grad)) for each in self._parameters() if each.grad is not None]
-        if not found or count <= 0:
-            self.zero_grad(set_to_none=True)
-            return UpdateResult(0.0, False)
-        moved, grads = [each for each, _ in found], [grad for _, grad in found]
-        squares = self._squares(moved, grads)
-        grad_norm = math.sqrt(sum(squares)) / count
-        if not math.isfinite(grad_norm):
+        moved = {each: local(each.grad) for each in self._parameters() if each.grad is not None}
+        squares = self._squares(moved) if moved and count > 0 else []
+        grad_norm = math.sqrt(sum(squares)) / count if squares else 0.0
+        if not squares or not math.isfinite(grad_norm):
             self.zero_grad(set_to_none=True)
             return UpdateResult(grad_norm, False)
         bounded = max_grad_norm / grad_norm if 0 < max_grad_norm < grad_norm else 1.0
-        torch._foreach_mul_(grads, bounded / count)
-        for parameter, square in zip(moved, squares, strict=True):
-            if grad_norm and not square and not self.inner.state.get(parameter):
-                parameter.grad = None
+        torch._foreach_mul_(list(moved.values()), bounded / count)
+        self._leave_alone(moved, squares)
         for group in self.param_groups:
             group["lr"] = learning_rate
         self.inner.step()
         self.zero_grad(set_to_none=True)
         return UpdateResult(grad_norm, True)
+
+    def _leave_alone(self, moved: Iterable[nn.Parameter], squares: Sequence[float]) -> None:
+        """Take the gradients of those that never had another than zeros, so that they do not decay.
+
+        Ranks add zeros for weights that their passes leave unused; on one rank these have no gradient.
+        An update of zeros alone stays one.
+        """
+        for parameter, square in zip(moved, squares, strict=True):
+            if not square and any(squares) and not self.inner.state.get(parameter):
+                parameter.grad = None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients."""
@@ -113,10 +115,16 @@ class SummedOptimizer:
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
-    def _squares(self, moved: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> list[float]:
-        """Squared norms of the whole gradients of these parameters."""
-        squares = torch.stack(torch._foreach_norm(list(grads))).double().square().tolist()
+    def _squares(self, grads: Mapping[nn.Parameter, Tensor]) -> list[float]:
+        """Squared norms of the whole gradients, by parameter."""
+        squares = squared_norms(grads.values())
         return squares if self.ranks.num_ranks == 1 else self.ranks.sums(squares)
+
+
+def squared_norms(tensors: Iterable[Tensor]) -> list[float]:
+    """Sum of the squares of each tensor."""
+    squares: list[float] = torch.stack(torch._foreach_norm(list(tensors))).double().square().tolist()
+    return squares
 
 
 def try_optimizer(args: TrainingArgs, key: str) -> None:
@@ -137,6 +145,12 @@ def try_optimizer(args: TrainingArgs, key: str) -> None:
             made.step()
     except ForeignCodeError as error:
         raise ValueError(str(error)) from error
+    parameters[0].grad = None
+    try:
+        with foreign_code(place):
+            made.step()
+    except ForeignCodeError as error:
+        raise ValueError(f"{error}: let its step skip weights whose grad is None") from error
     _check_kept(made, before, place)
 
 

@@ -26,8 +26,17 @@ class SignDescent(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
                 self.state[parameter]["last"] = parameter.grad.sign()
                 parameter.sub_(group["lr"] * group["scale"] * parameter.grad.sign())
+
+class Greedy(SignDescent):
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad.sign())
 
 class Counting(SignDescent):
     def step(self):
@@ -51,6 +60,7 @@ SIGN = Optimizer(sign_descent, elementwise=True)
 WHOLE = Optimizer(sign_descent)
 COUNTING = Optimizer(counting)
 SLOWING = Optimizer(lambda param_groups, args: Slowing(param_groups, args.learning_rate, 1.0))
+GREEDY = Optimizer(lambda param_groups, args: Greedy(param_groups, args.learning_rate, 1.0))
 STRANGE = Optimizer(lambda param_groups, args: object())
 LONELY = Optimizer(lambda param_groups: None)
 """
@@ -87,6 +97,20 @@ def test_sgd_moves_by_its_velocity_and_decays_matrices() -> None:
         weight -= 0.1 * velocity
         expected.append(weight)
     assert trained(args) == pytest.approx(expected)
+
+
+def test_a_weight_decays_from_its_first_gradient_on() -> None:
+    """Several ranks add zeros for a weight that none of them used; one rank has no gradient for it."""
+    args = args_of(learning_rate=0.1, weight_decay=0.5)
+    idle, busy = nn.Parameter(torch.ones(1, 1)), nn.Parameter(torch.ones(1, 1))
+    optimizer = SummedOptimizer.of([idle, busy], args)
+    found = []
+    for gradient in (0.0, 1.0, 0.0):
+        idle.grad, busy.grad = torch.full((1, 1), gradient), torch.ones(1, 1)
+        optimizer.update(count=1, learning_rate=0.1, max_grad_norm=0.0)
+        found.append(float(idle.detach()))
+    assert found[0] == 1.0
+    assert found[2] < found[1] < 1.0
 
 
 def test_an_optimizer_of_a_users_file_updates_the_weights(own_module: str) -> None:
@@ -158,6 +182,7 @@ def test_an_optimizer_must_fit_the_strategy(
     ("settings", "message"),
     [
         ({"optimizer": "my_optimizers:STRANGE"}, r"made a object, not a torch\.optim\.Optimizer"),
+        ({"optimizer": "my_optimizers:GREEDY"}, "AttributeError.*skip weights whose grad is None"),
         ({"optimizer": "my_optimizers:COUNTING"}, "state 'count' is a int"),
         ({"optimizer": "my_optimizers:SLOWING"}, "changes 'scale' of its param_groups.* not hold"),
         ({"optimizer": "sgd", "optimizer_args": {"momentum": -1.0}}, "Invalid momentum"),
